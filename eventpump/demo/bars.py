@@ -43,11 +43,7 @@ class Bar:
 
     @classmethod
     def decode(cls, body: bytes) -> Bar:
-        """Parse a bar from JSON.
-
-        Raises:
-            ValueError: The text is not a bar.
-        """
+        """Parse a bar from JSON. Raises `ValueError` if the text is none."""
         try:
             return cls(**json.loads(body))
         except TypeError as error:
@@ -55,11 +51,7 @@ class Bar:
 
 
 class ExpectedBars:
-    """The bars of published trades, made without Spark.
-
-    Args:
-        window: Milliseconds.
-    """
+    """The bars of published trades in windows of so many milliseconds, made without Spark."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -70,11 +62,7 @@ class ExpectedBars:
         """Of the latest trade."""
 
     def add(self, bodies: Iterable[bytes]) -> Counter[str]:
-        """Add published trades, in any order.
-
-        Returns:
-            How many trades each symbol has of these.
-        """
+        """Add published trades, in any order; return how many trades each symbol has of these."""
         symbols: Counter[str] = Counter()
         for body in bodies:
             trade = json.loads(body)
@@ -166,8 +154,6 @@ class BarsVerdict:
     """The result of a run. All counts except `trades` are of bars.
 
     Args:
-        trades: The published trades.
-        expected: The bars of the trades.
         stored: The bars found in the hub at the end.
         lost: Expected, but not found.
         duplicates: Found more than once, counting each repetition.
@@ -231,7 +217,6 @@ def judge_bars(
     """Compare expected and stored bars.
 
     Args:
-        expected: The bars of all published trades.
         stored: The bars of each partition of the hub, in order.
     """
     found = [bar for bars in stored.values() for bar in bars]

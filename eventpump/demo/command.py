@@ -70,14 +70,7 @@ class Play(Protocol):
         """What is shown first: how long it takes."""
 
     async def play(self, view: View) -> ShownVerdict:
-        """Run the demo.
-
-        Returns:
-            The verdict.
-
-        Raises:
-            EventPumpError: It could not be run.
-        """
+        """Run the demo, and return the verdict. Raises `EventPumpError` if it could not be run."""
 
     async def stop(self) -> None:
         """End all its processes."""
@@ -87,14 +80,7 @@ class Play(Protocol):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo.
-
-    Returns:
-        0 if every promise was kept, else 1; after a signal, 128 and its number.
-
-    Raises:
-        EventPumpError: It could not be run.
-    """
+    """Run the demo: 0 if every promise was kept, else 1; after a signal, 128 and its number. Raises as `Play.play`."""
     for name, sizes in _SIZES.items():
         if getattr(args, name) is None:
             setattr(args, name, sizes[args.spark])

@@ -19,12 +19,6 @@ async def publish(producer: EventProducer, seed: int, total: int, seconds: float
 
     All trades of one step are stored before the next begins, and no step has more than a fortieth of all trades: no
     partition gets further ahead of another.
-
-    Args:
-        seconds: The time for all of them.
-
-    Returns:
-        An iterator over the bodies that each step published.
     """
     loop = asyncio.get_running_loop()
     stream = itertools.islice(trades(seed), total)
@@ -39,11 +33,7 @@ async def publish(producer: EventProducer, seed: int, total: int, seconds: float
 
 
 async def send(producer: EventProducer, step: list[Trade]) -> list[bytes]:
-    """Publish trades, and wait until all are stored.
-
-    Returns:
-        Their bodies.
-    """
+    """Publish trades, and wait until all are stored; return their bodies."""
     by_symbol: dict[str, list[bytes]] = {}
     for trade in step:
         by_symbol.setdefault(trade.symbol, []).append(trade.encode())

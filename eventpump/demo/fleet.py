@@ -59,16 +59,8 @@ class LocalService:
         """The connection string for clients."""
 
     async def start(self, hubs: Mapping[str, int], tls: Sequence[str] = (), *, is_websocket: bool = False) -> None:
-        """Start it, and wait until it accepts connections.
-
-        Args:
-            hubs: Names and partition counts.
-            tls: Its arguments for TLS.
-            is_websocket: Whether clients connect by WebSocket.
-
-        Raises:
-            DemoError: It does not start.
-        """
+        """Start it with the partition counts of hubs, and wait until it accepts connections. Raises `DemoError` if it
+        does not."""
         ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
         arguments = [argument for hub, count in hubs.items() for argument in ("--hub", f"{hub}:{count}")]
         process = self._process = await asyncio.create_subprocess_exec(
@@ -102,11 +94,8 @@ class LocalService:
 
 @dataclass(slots=True)
 class HostProcess:
-    """One processor host and its last status.
-
-    Args:
-        killed_at: When it was killed, in seconds since the Unix epoch; None if it was not.
-    """
+    """One processor host and its last status; `killed_at` is in seconds since the Unix epoch, None if it was not
+    killed."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -159,12 +148,7 @@ class HostProcess:
 
 @dataclass(slots=True)
 class Fleet:
-    """All processes of the demo.
-
-    Args:
-        folder: The folder of leases, records and logs.
-        options: The connection options of all processes.
-    """
+    """All processes of the demo, with a folder of leases, records and logs."""
 
     folder: Path
     hub: str
@@ -180,21 +164,14 @@ class Fleet:
         return self._service.connection_string
 
     async def start_service(self) -> None:
-        """Start the local service and wait until it accepts connections.
-
-        Raises:
-            DemoError: It does not start.
-        """
+        """Start the local service and wait until it accepts connections. Raises `DemoError` if it does not start."""
         tls = self._certify() if self.options.get("transport") == "uamqp" else []
         is_websocket = self.options.get("transport_type") == "websocket"
         await self._service.start({self.hub: self.partitions}, tls, is_websocket=is_websocket)
 
     def _certify(self) -> list[str]:
-        """Create a certificate for the service, which the hosts trust: uamqp supports only TLS.
-
-        Returns:
-            The service's arguments.
-        """
+        """Create a certificate for the service, which the hosts trust: uamqp supports only TLS. Return the service's
+        arguments."""
         import trustme  # only this needs it
 
         authority, files = trustme.CA(), {name: self.folder / f"{name}.pem" for name in ("ca", "cert", "key")}
@@ -235,11 +212,7 @@ class Fleet:
         return max(claims, key=lambda host: int(host.partitions[partition_id]["epoch"]), default=None)
 
     async def wait(self, what: str, condition: Any, timeout: float) -> None:
-        """Wait until the hosts' status meets a condition.
-
-        Raises:
-            DemoError: The time is over, or a host ended.
-        """
+        """Wait until the hosts' status meets a condition. Raises `DemoError` if the time is over, or a host ended."""
         try:
             async with asyncio.timeout(timeout):
                 while not condition():

@@ -145,11 +145,7 @@ async def _run(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run one host until SIGTERM.
-
-    Returns:
-        The exit code.
-    """
+    """Run one host until SIGTERM; return the exit code."""
     parser = argparse.ArgumentParser(prog="eventpump.demo.host", description="One processor host of the demo.")
     parser.add_argument("--name", required=True)
     parser.add_argument("--hub", required=True)

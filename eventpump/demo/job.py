@@ -39,7 +39,6 @@ def bars(trades: DataFrame, window: int, delay: int) -> DataFrame:
     """Aggregate trades into bars, each an event: `body`, `partitionKey`, and `start` and `symbol` to order them by.
 
     Args:
-        trades: With a `body`.
         window: Milliseconds.
         delay: Milliseconds of the market's time that a trade may be late.
     """
@@ -172,11 +171,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run the job.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job; return the exit code."""
     parser = argparse.ArgumentParser(prog="eventpump.demo.job", description="The Spark job of the demo.")
     parser.add_argument("--source", required=True, help="the hub of trades")
     parser.add_argument("--target", required=True, help="the hub of bars")

@@ -22,11 +22,7 @@ _VENUES = ("XNAS", "XNYS", "ARCX", "BATS", "IEXG")
 
 @dataclass(frozen=True, slots=True)
 class Trade:
-    """One trade.
-
-    Args:
-        trade_id: Unique in the market; makes every encoded trade unique.
-    """
+    """One trade; its id is unique in the market, which makes every encoded trade unique."""
 
     trade_id: int
     symbol: str

@@ -79,11 +79,8 @@ class SparkJob:
         return "running" if self.is_started else "starting"
 
     async def read(self, said: Callable[[dict[str, Any]], None]) -> None:
-        """Read its lines until all its processes have ended: the JVM holds the same pipe.
-
-        Args:
-            said: Is called with what each line says, and with nothing at the end.
-        """
+        """Read its lines until all its processes have ended (the JVM holds the same pipe), and pass on each; at the end
+        nothing."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             if not line.startswith(b"{"):  # the JVM has something to say
@@ -131,11 +128,7 @@ class SparkJob:
 
 
 class PipelineScene:
-    """The state of the job, and the latest bars.
-
-    Args:
-        total: Trades to publish.
-    """
+    """The state of the job, and the latest bars."""
 
     title = "eventpump demo --spark"
 
@@ -154,11 +147,7 @@ class PipelineScene:
         """Partition and bar."""
 
     def add(self, symbols: Mapping[str, int]) -> None:
-        """Count published trades, by the partitions of their symbols.
-
-        Args:
-            symbols: How many trades each has.
-        """
+        """Count published trades, how many each symbol has, by the partitions of the symbols."""
         for symbol, count in symbols.items():
             partition_id = self._partition_of.get(symbol)
             if partition_id is None:
@@ -265,15 +254,7 @@ def _time(milliseconds: int) -> str:
 
 
 class Pipeline:
-    """The play.
-
-    Args:
-        args: Of the command.
-        folder: Where its processes write.
-
-    Raises:
-        ConfigurationError: pyspark, or a Java for it, is not installed.
-    """
+    """The play. Raises `ConfigurationError` if pyspark, or a Java for it, is not installed."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         if util.find_spec("pyspark") is None or util.find_spec("pyarrow") is None:
@@ -308,14 +289,7 @@ class Pipeline:
         return f"this takes about {self._args.seconds + _AROUND:.0f} s, longer on a busy machine; Ctrl-C ends it"
 
     async def play(self, view: View) -> BarsVerdict:
-        """Run the demo.
-
-        Returns:
-            The verdict.
-
-        Raises:
-            EventPumpError: It could not be played.
-        """
+        """See `Play`."""
         partitions = self._args.partitions
         await self._service.start({TRADES: partitions, BARS: partitions})
         view.happened(f"a local service with two hubs of {partitions} partitions is up")
@@ -431,11 +405,7 @@ class Pipeline:
         )
 
     async def _until(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Wait until a condition holds.
-
-        Raises:
-            DemoError: The job failed, or it takes too long.
-        """
+        """Wait until a condition holds. Raises `DemoError` if the job failed, or it takes too long."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 while not is_so():

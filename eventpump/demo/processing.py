@@ -30,8 +30,6 @@ class Processing:
     """The play.
 
     Args:
-        args: Of the command.
-        folder: Where its processes write.
         imports: Seconds that its modules took to be imported.
     """
 
@@ -55,14 +53,7 @@ class Processing:
         return f"this takes about {self._args.seconds + around:.0f} s here; Ctrl-C ends it"
 
     async def play(self, view: View) -> Verdict:
-        """Run the demo.
-
-        Returns:
-            The verdict.
-
-        Raises:
-            EventPumpError: It could not be played.
-        """
+        """See `Play`."""
         fleet = self._fleet
         await fleet.start_service()
         view.happened(f"a local service with {fleet.partitions} partitions is up")

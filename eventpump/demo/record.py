@@ -16,11 +16,7 @@ def digest(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedEvent:
-    """One event, processed once.
-
-    Args:
-        time: Seconds since the Unix epoch.
-    """
+    """One event, processed once, at a time in seconds since the Unix epoch."""
 
     partition_id: str
     sequence_number: int

@@ -26,11 +26,7 @@ _HOSTS = (
 
 
 class FleetScene:
-    """Owners of partitions, and hosts.
-
-    Args:
-        total: Events to publish.
-    """
+    """Owners of partitions, and hosts."""
 
     title = "eventpump demo"
 

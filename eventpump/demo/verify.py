@@ -81,17 +81,7 @@ def judge(
     orphans: Iterable[str] = (),
     archived: Iterable[Event] | None = None,
 ) -> Verdict:
-    """Compare.
-
-    Args:
-        published: The digests of what the service acknowledged.
-        stored: What the hub holds.
-        records: What each host wrote, by its name.
-        killed: The host that was killed.
-        killed_at: When, seconds since the Unix epoch.
-        orphans: The partitions it owned then.
-        archived: What the hosts' second subscription wrote down; None where there is none.
-    """
+    """Compare what is stored and processed with what the service acknowledged; events are their digests."""
     wanted, held = set(published), set(stored)
     counted = Counter(record.event for each in records.values() for record in each)
     processed = set(counted)

@@ -39,11 +39,7 @@ Row = Sequence[str | tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A table.
-
-    Args:
-        least: How many rows are kept where the terminal has few lines.
-    """
+    """A table; `least` rows are kept where the terminal has few lines."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -93,11 +89,7 @@ class View(AbstractContextManager[object], Protocol):
 
 
 def view_of(scene: Scene, *, is_plain: bool) -> View:
-    """Create the view of a scene.
-
-    Raises:
-        ConfigurationError: The live view cannot be drawn here.
-    """
+    """Create the view of a scene. Raises `ConfigurationError` if the live view cannot be drawn here."""
     if is_plain:
         return PlainView(scene)
     if util.find_spec("rich") is None:
@@ -137,11 +129,7 @@ class PlainView:
 
 
 class LiveView:
-    """Live tables, drawn with rich.
-
-    Args:
-        console: Where to. Default: None, standard output.
-    """
+    """Live tables, drawn with rich on a console: by default the standard output."""
 
     def __init__(self, scene: Scene, console: Console | None = None) -> None:
         from rich.console import Console
@@ -226,7 +214,6 @@ class Layout:
     Args:
         has_gaps: Whether there is an empty line above each table.
         has_rules: Whether there is a rule below each table's names.
-        rows: How many rows of each table are shown.
     """
 
     has_gaps: bool

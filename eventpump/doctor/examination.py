@@ -33,13 +33,9 @@ class StorePlace:
     """Where hosts keep leases and checkpoints: a container with one of the two ways to its account, or a file.
 
     Args:
-        container: The container's name; None for a file.
-        connection_string: Of the storage account.
         account_url: Of the storage account, with a signature.
         form: "v5" for a `BlobOwnershipStore`, "eph" for a `BlobLeaseStore`. Default: "v5".
         prefix: What goes before the consumer group in names of a `BlobLeaseStore`.
-        preserve_case: See `BlobOwnershipStore`. Default: False.
-        namespace: See `BlobOwnershipStore`. Default: None.
         file: The file of a `SqliteLeaseStore`; None for a container.
     """
 
@@ -61,11 +57,9 @@ class Examination:
 
     Args:
         settings: Returns the settings of the connection, or raises `ConfigurationError`.
-        consumer_group: The consumer group.
         place: Where the store is; None if there is none to examine.
         timeout: Seconds that a step may wait for an answer.
         seconds: Seconds for which events are read.
-        sends: Whether to send an event.
         progress: Called with the name of each step as it begins.
     """
 

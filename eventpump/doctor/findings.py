@@ -29,8 +29,6 @@ class Finding:
     """What one step found. Secrets of connection strings, signatures and URLs in it are masked.
 
     Args:
-        step: The name of the step.
-        outcome: Its outcome.
         found: What was found, in a sentence without a full stop.
         advice: What to do about it; empty if nothing is to be done.
     """
@@ -48,8 +46,6 @@ class ProblemFoundError(Exception):
     """A step found what prevents the work, or, as a warning, what will.
 
     Args:
-        found: What was found.
-        advice: What to do about it.
         outcome: `WARNING` if the work goes on for now. Default: `FAILED`.
     """
 

@@ -41,11 +41,7 @@ def first_hop(route: Route) -> tuple[str, int]:
 
 
 async def resolve_name(host: str, timeout: float) -> str:
-    """Look the name up.
-
-    Raises:
-        ProblemFoundError: It has no address, or none is known in time.
-    """
+    """Look the name up. Raises `ProblemFoundError` if it has no address, or none is known in time."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -73,11 +69,7 @@ async def resolve_name(host: str, timeout: float) -> str:
 
 
 async def reach(route: Route, timeout: float) -> str:
-    """Connect by TCP, to the proxy if there is one.
-
-    Raises:
-        ProblemFoundError: No connection.
-    """
+    """Connect by TCP, to the proxy if there is one. Raises `ProblemFoundError` if that fails."""
     host, port = first_hop(route)
     began = time.monotonic()
     try:
@@ -111,11 +103,7 @@ async def _other_way(route: Route, timeout: float) -> str:
 
 
 async def open_tunnel(route: Route, timeout: float) -> str:
-    """Have the proxy open a tunnel.
-
-    Raises:
-        ProblemFoundError: It does not.
-    """
+    """Have the proxy open a tunnel. Raises `ProblemFoundError` if it does not."""
     assert route.proxy is not None
     who = f"the proxy {route.proxy.host}:{route.proxy.port}"
     try:
@@ -137,11 +125,8 @@ async def open_tunnel(route: Route, timeout: float) -> str:
 
 
 async def secure(route: Route, timeout: float) -> str:
-    """Establish TLS.
-
-    Raises:
-        ProblemFoundError: It fails, or the certificate is not for this service, or ends soon.
-    """
+    """Establish TLS. Raises `ProblemFoundError` if that fails, or the certificate is not for this service, or ends
+    soon."""
     try:
         async with asyncio.timeout(timeout):
             stream = await open_stream(_Silent, route)

@@ -74,14 +74,7 @@ def credential_found(credential: object, now: float) -> str:
 
 
 class ServiceSteps:
-    """Steps over one transport.
-
-    Args:
-        transport: The transport, which is the caller's.
-        hub: The hub.
-        consumer_group: The consumer group.
-        timeout: Seconds that a request may take.
-    """
+    """Steps over one transport, which is the caller's. Requests have `timeout` seconds."""
 
     def __init__(self, transport: Transport, hub: str, consumer_group: str, timeout: float) -> None:
         self._transport = transport
@@ -92,11 +85,7 @@ class ServiceSteps:
         self.partitions: dict[str, PartitionProperties] = {}
 
     async def connect(self, credential: object) -> str:
-        """Connect by AMQP, and have the token accepted; the hub's properties are read.
-
-        Raises:
-            ProblemFoundError: It fails, for whichever reason but that there is no such hub.
-        """
+        """Connect by AMQP, and have the token accepted; the hub's properties are read."""
         try:
             async with asyncio.timeout(self._timeout):
                 self.properties = await self._transport.get_hub_properties(self._hub)
@@ -115,11 +104,7 @@ class ServiceSteps:
         return "the token is accepted"
 
     async def find_hub(self) -> str:
-        """Describe the hub.
-
-        Raises:
-            ProblemFoundError: There is no such hub.
-        """
+        """Describe the hub. Raises `ProblemFoundError` if there is no such hub."""
         if self.properties is None:
             try:
                 async with asyncio.timeout(self._timeout):
@@ -137,11 +122,7 @@ class ServiceSteps:
         return f"{clean(self.properties.name)}: {count} partitions, created {created.removesuffix('+00:00')} UTC"
 
     async def find_partitions(self) -> str:
-        """Read the properties of the partitions.
-
-        Raises:
-            ProblemFoundError: Those of some cannot be read.
-        """
+        """Read the properties of the partitions. Raises `ProblemFoundError` if those of some cannot be read."""
         assert self.properties is not None
         room = asyncio.Semaphore(_AT_ONCE)
         failed: dict[str, Exception] = {}
@@ -173,7 +154,6 @@ class ServiceSteps:
         """Read from each partition without an owner level, which disturbs nobody: its last events, and what comes.
 
         Args:
-            seconds: How long.
             owners: The hosts that hold leases in the store, by partition.
         """
         most = max(1, min(READ, READ_IN_ALL // max(1, len(self.partitions))))
@@ -289,11 +269,7 @@ class ServiceSteps:
         return Finding(step, StepOutcome.OK, f"{read:,} read from {len(whole)} partitions{rate}")
 
     async def send(self) -> str:
-        """Send one event.
-
-        Raises:
-            ProblemFoundError: It is refused.
-        """
+        """Send one event. Raises `ProblemFoundError` if it is refused."""
         event = EventData(b"sent by eventpump doctor", properties={"sender": _READER})
         try:
             async with asyncio.timeout(self._timeout):
@@ -326,12 +302,7 @@ _NOT_AMQP: Final = "check that the host and the port are those of an Event Hubs 
 
 @dataclass(slots=True)
 class _Reading:
-    """A link to one partition; implements `ReceiveSink`.
-
-    Args:
-        partition: The partition.
-        most: How many of the events that it holds are read.
-    """
+    """A link to one partition, of whose events at most so many are read; implements `ReceiveSink`."""
 
     partition: PartitionProperties
     most: int

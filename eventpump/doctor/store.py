@@ -36,9 +36,6 @@ class ContainerSteps:
     """The steps of a blob container.
 
     Args:
-        container: Its name.
-        connection_string: Of the storage account; None with `account_url`.
-        account_url: Of the storage account, with a signature; None with a connection string.
         timeout: Seconds that a request may take.
 
     Raises:
@@ -61,11 +58,7 @@ class ContainerSteps:
         self._rights = BlobRights(self._blobs)
 
     async def reach(self) -> str:
-        """Ask the account for the container.
-
-        Raises:
-            ProblemFoundError: No answer, no right, or no container.
-        """
+        """Ask the account for the container. Raises `ProblemFoundError` for no answer, no right, or no container."""
         began = time.monotonic()
         try:
             is_there = await self._rights.exists()
@@ -90,11 +83,8 @@ class ContainerSteps:
         self._skew = time.time() - date
 
     async def compare_clocks(self) -> str:
-        """Compare the account's time, of its last answer, with this machine's.
-
-        Raises:
-            ProblemFoundError: They are too far apart for tokens.
-        """
+        """Compare the account's time, of its last answer, with this machine's. Raises `ProblemFoundError` if they
+        differ too much."""
         skew = self._skew
         if skew is None:
             return "not known: the storage account gave no time"
@@ -107,11 +97,7 @@ class ContainerSteps:
         return "as the storage account's, within 20 s"
 
     async def try_rights(self) -> str:
-        """Write, lease and delete a blob of its own.
-
-        Raises:
-            ProblemFoundError: The credential does not allow it, or the account failed.
-        """
+        """Write, lease and delete a blob of its own. Raises `ProblemFoundError` if that is not allowed, or fails."""
         try:
             await self._rights.try_all()
         except MissingRightError as error:
@@ -132,7 +118,6 @@ async def find_leases(store: LeaseStore, scope: ConsumerScope) -> Sequence[Lease
 
     Args:
         store: The store, which is opened and closed here.
-        scope: The consumer group.
 
     Raises:
         ProblemFoundError: The store belongs to another hub, or cannot be read.
@@ -156,11 +141,7 @@ async def find_leases(store: LeaseStore, scope: ConsumerScope) -> Sequence[Lease
 
 
 def leases_found(leases: Sequence[LeaseSnapshot]) -> tuple[str, dict[str, str]]:
-    """Describe leases.
-
-    Returns:
-        What was found, and the owner of each partition that is held.
-    """
+    """Describe leases; return what was found, and the owner of each partition that is held."""
     owners = {each.partition_id: each.owner for each in leases if each.is_held and each.owner}
     if not leases:
         return "the consumer group has none yet: its first host creates them", owners
@@ -169,17 +150,8 @@ def leases_found(leases: Sequence[LeaseSnapshot]) -> tuple[str, dict[str, str]]:
 
 
 def check_file(path: str) -> str | None:
-    """Check that a file of leases can be used.
-
-    Args:
-        path: Its path.
-
-    Returns:
-        What was found if there is no such file yet; None if there is one.
-
-    Raises:
-        ProblemFoundError: It can be neither written nor created.
-    """
+    """Check that a file of leases can be used; return what was found if there is none. Raises `ProblemFoundError` if
+    not."""
     if os.path.exists(path):
         if not os.access(path, os.R_OK | os.W_OK):
             raise ProblemFoundError(f"{path} cannot be written by this user", "give this user the right to the file")

@@ -30,7 +30,6 @@ class Address:
     """A parsed link address. Which fields are set depends on the kind.
 
     Args:
-        kind: What the address names.
         hub: The hub's name; empty for the `$cbs` and `$management` nodes. Default: "".
         consumer_group: The consumer group of a consumer; else None.
         partition_id: The partition of a partition or consumer; else None.
@@ -70,14 +69,8 @@ def producer_address(hub: str, partition_id: str | None = None) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """Take an address apart, in any of its three textual forms and any case of its fixed words.
-
-    Args:
-        text: `amqps://host/hub/...`, `/hub/...` or `hub/...`.
-
-    Raises:
-        ValueError: The address has none of the forms in protocol.md 1.
-    """
+    """Parse an address: `amqps://host/hub/...`, `/hub/...` or `hub/...`, its fixed words in any case. Raises
+    `ValueError`."""
     _scheme, separator, rest = text.partition("://")
     path = rest.partition("/")[2] if separator else text
     segments = path.strip("/").split("/")
@@ -115,7 +108,6 @@ class Audience:
 
     Args:
         host: The namespace's host name, in lower case, without a port.
-        is_management: It names the `$management` node.
     """
 
     host: str
@@ -162,12 +154,8 @@ def audience(
     consumer_group: str | None = None,
     partition_id: str | None = None,
 ) -> str:
-    """Return the audience of a token.
-
-    Args:
-        consumer_group: Narrows it to what one consumer group reads.
-        partition_id: Narrows it to one partition of the hub or group.
-    """
+    """Return the audience of a token, narrowed to what a consumer group reads, or to one partition of the hub or
+    group."""
     host = f"[{fully_qualified_namespace}]" if ":" in fully_qualified_namespace else fully_qualified_namespace
     parts = [f"sb://{host}", hub]
     if consumer_group is not None:

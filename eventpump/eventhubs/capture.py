@@ -64,10 +64,7 @@ class CaptureName:
 
     Args:
         began: When the file's window began.
-        name: The name.
         namespace: The namespace, without the domain.
-        hub: The hub.
-        partition_id: The partition.
     """
 
     began: datetime
@@ -127,9 +124,6 @@ def record_of(raw: bytes) -> dict[str, Any]:
     Annotations and standard properties are the system properties, under their AMQP names. Of a value that the form does
     not have, such as a UUID, it holds the text; a time is milliseconds since the Unix epoch. A body that is not data is
     JSON if it can be, and else text.
-
-    Args:
-        raw: The encoded message, as a partition holds it.
     """
     message = Message.decode(raw)
     annotations = {str(name): value for name, value in (message.message_annotations or {}).items()}
@@ -154,11 +148,7 @@ def record_of(raw: bytes) -> dict[str, Any]:
 
 
 def message_of(record: Mapping[str, Any]) -> bytes:
-    """Return the event of a record, as an encoded message.
-
-    Raises:
-        Exception: The record is not one of Capture: what it holds is of other types, or cannot be encoded.
-    """
+    """Return the event of a record, as an encoded message."""
     number, offset = record["SequenceNumber"], record["Offset"]
     system = dict(record.get("SystemProperties") or {})
     enqueued = system.pop(ENQUEUED_TIME, None)
@@ -186,11 +176,7 @@ def message_of(record: Mapping[str, Any]) -> bytes:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse the time of a record: in the local format of the United States, or ISO 8601. Without a zone it is UTC.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Parse the time of a record: in the local format of the United States, or ISO 8601. Without a zone it is UTC."""
     found = _US_TIME.fullmatch(text.strip())
     if found is None:
         moment = datetime.fromisoformat(_ISO_DIGITS.sub(r"\1", text.strip()))
@@ -252,20 +238,12 @@ def _body(message: Message) -> bytes | None:
 
 
 def write_file(file: BinaryIO, payloads: Iterable[bytes]) -> None:
-    """Write a file with the events of encoded messages.
-
-    Raises:
-        ConfigurationError: fastavro is not installed.
-    """
+    """Write a file with the events of encoded messages. Raises `ConfigurationError` if fastavro is not installed."""
     _fastavro().writer(file, _parsed_schema(), map(record_of, payloads))
 
 
 def read_blocks(file: BinaryIO, name: str) -> Iterator[list[tuple[int, bytes]]]:
     """Read a file, block by block.
-
-    Args:
-        file: The file.
-        name: Its name, for errors.
 
     Returns:
         An iterator over lists of events: their sequence numbers, which ascend, and encoded messages. A file without

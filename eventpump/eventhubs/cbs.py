@@ -21,12 +21,7 @@ from eventpump.eventhubs.requests import (
 
 @dataclass(frozen=True, slots=True)
 class PutToken:
-    """A put-token request, taken apart.
-
-    Args:
-        expires_at: Seconds since the Unix epoch; None where the request does not say.
-        message_id: What the answer's correlation id must be.
-    """
+    """A put-token request, taken apart."""
 
     token: str = field(repr=False)
     token_type: str
@@ -48,9 +43,6 @@ def put_token_request(
     """Make a put-token request.
 
     Args:
-        token_type: `names.SAS_TOKEN_TYPE` or `names.JWT_TOKEN_TYPE`.
-        audience: See `addresses.audience`.
-        expires_at: When the token ends, seconds since the Unix epoch.
         reply_to: The target address of the link that the answer is awaited on.
     """
     fields: dict[Any, Any] = {OPERATION: PUT_TOKEN, TYPE: token_type, NAME: audience}
@@ -64,11 +56,7 @@ def put_token_request(
 
 
 def parse_put_token(message: Message) -> PutToken:
-    """Take a request to the `$cbs` node apart.
-
-    Raises:
-        BadRequestError: The message is not a put-token request; the text shows nothing of the token.
-    """
+    """Take a request to the `$cbs` node apart."""
     if text_field(message, OPERATION) != PUT_TOKEN:
         raise BadRequestError(f"the only operation of this node is {PUT_TOKEN}")
     token_type = text_field(message, TYPE)

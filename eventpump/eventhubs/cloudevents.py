@@ -321,11 +321,7 @@ def _dumped(value: Any) -> str:
 
 
 def _charset(content_type: str) -> str:
-    """Return the encoding of text of a media type.
-
-    Raises:
-        _InvalidError: There is none of that name.
-    """
+    """Return the encoding of text of a media type. Raises `_InvalidError` if there is none of that name."""
     place = content_type.find(";")
     while 0 <= place < len(content_type):
         found = _PARAMETER.match(content_type, place)

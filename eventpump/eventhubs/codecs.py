@@ -77,10 +77,6 @@ EventDecoding: TypeAlias = PayloadCodec | Sequence[PayloadCodec]
 def codecs_of(option: str, given: object) -> tuple[PayloadCodec, ...]:
     """Return the codecs that an option has.
 
-    Args:
-        option: The name of the option, for the error.
-        given: A codec, several, or None.
-
     Raises:
         ConfigurationError: It is none of these, or two have the same name.
     """
@@ -99,9 +95,6 @@ def encoder(given: object) -> Callable[[EventData], EventData] | None:
     """Return a function that makes the event to send of the one given; None if they are the same.
 
     The function raises `EventError` if the event cannot be encoded. It does not change the given event.
-
-    Args:
-        given: The option `encode` of a producer.
 
     Raises:
         ConfigurationError: It is neither a codec nor a plain function.
@@ -158,11 +151,7 @@ class _ByCodecs:
 
 
 def encoded(codecs: Sequence[PayloadCodec], body: bytes) -> bytes:
-    """Return an encoded body.
-
-    Raises:
-        EventError: A codec raised, or did not return bytes.
-    """
+    """Return an encoded body. Raises `EventError` if a codec raised, or did not return bytes."""
     for codec in codecs:
         what = f"`encode` of the codec {codec.content_encoding}"
         try:
@@ -176,12 +165,7 @@ def encoded(codecs: Sequence[PayloadCodec], body: bytes) -> bytes:
 
 
 def marked(codecs: Sequence[PayloadCodec], before: str | None = None) -> str:
-    """Return the content encoding of what codecs have encoded.
-
-    Args:
-        codecs: The codecs, in the order in which they were applied.
-        before: The content encoding that the event had.
-    """
+    """Return the content encoding of what codecs have encoded, in this order, of an event that had one `before`."""
     names = [each.content_encoding for each in codecs]
     return ", ".join([before, *names] if before else names)
 
@@ -191,12 +175,7 @@ def _encode_raised(what: str, error: Exception) -> EventError:
 
 
 class DecodedEvents:
-    """Makes events of received messages, decoded by codecs when their body is accessed for the first time.
-
-    Args:
-        codecs: The codecs to decode with, at least one.
-        partition_id: The partition that the messages come from; for errors.
-    """
+    """Makes events of received messages, decoded by codecs when their body is accessed for the first time."""
 
     __slots__ = ("_by_name", "partition_id")
 
@@ -210,10 +189,6 @@ class DecodedEvents:
 
     def decoded(self, given: str, read: Callable[[], bytes | None]) -> tuple[bytes, str | None] | None:
         """Return the decoded body of an event, and the rest of its content encoding; None if it is not encoded.
-
-        Args:
-            given: Its content encoding.
-            read: Returns the body that was received; None if it is not bytes.
 
         Raises:
             _FailedError: A codec failed.
@@ -242,12 +217,7 @@ class _FailedError(Exception):
 
 
 def event_maker(codecs: Sequence[PayloadCodec], partition_id: str | None) -> Callable[[bytes, object], ReceivedEvent]:
-    """Return what makes events of received messages and their origin.
-
-    Args:
-        codecs: The codecs to decode with; without any, it is the class itself.
-        partition_id: The partition that the messages come from.
-    """
+    """Return what makes events of received messages and their origin; without codecs it is the class itself."""
     return DecodedEvents(codecs, partition_id) if codecs else ReceivedEvent
 
 
@@ -267,11 +237,7 @@ class _DecodedEvent(ReceivedEvent):
         self._is_looked_at = False
 
     def _payload(self) -> bytes | None:
-        """Return the decoded body; None if the event is not encoded.
-
-        Raises:
-            DecodeError: A codec failed.
-        """
+        """Return the decoded body; None if the event is not encoded. Raises `DecodeError` if a codec failed."""
         if not self._is_looked_at:
             given = self._content_encoding
             try:

@@ -153,7 +153,6 @@ def error_for(
     A condition that is not listed is retried.
 
     Args:
-        condition: The AMQP error condition; None where the peer gave none.
         description: The peer's words, of which the error keeps an excerpt.
         entity: The address of the link concerned.
         lost: What ended with the error, so what must be rebuilt at least: nothing (`RETRY`) for a rejected message or
@@ -173,10 +172,7 @@ def error_for_status(
     """Make the error a `$cbs` or `$management` answer stands for.
 
     Args:
-        code: Its status code, not 2xx.
         condition: Its error condition, where it names one; it weighs more than the code.
-        description: Its status description.
-        entity: The entity asked about.
     """
     text = (description or "")[:_READ]
     if code == 404 and condition in {None, NOT_FOUND}:

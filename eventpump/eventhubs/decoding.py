@@ -91,7 +91,6 @@ def encoded(value: Any, *, mode: str = "binary") -> EventData:
     Args:
         value: An `EventData`, a `ReceivedEvent`, bytes, text, a `CloudEvent`, a `msgspec.Struct`, or what pydantic can
             write as JSON.
-        mode: The mode of a `CloudEvent`.
 
     Raises:
         EventError: It has no form as an event.

@@ -58,32 +58,21 @@ DATA_HEADS: Final = _DataHeads()
 
 @lru_cache(maxsize=1024)
 def envelope_head(partition_key: str | None) -> bytes:
-    """Encode the sections before the events.
-
-    With a key the header says durable: the service ignores the key where a header is present but empty.
-    """
+    """Encode the sections before the events. With a key the header says durable: beside an empty one the key is
+    ignored."""
     if partition_key is None:
         return b""
     return Message(header=Header(durable=True), message_annotations={PARTITION_KEY: partition_key}).encode()
 
 
 def encode_batch(events: Sequence[bytes], partition_key: str | None = None) -> bytes:
-    """Put encoded events into one envelope; to be sent with `names.BATCH_MESSAGE_FORMAT`.
-
-    Args:
-        events: One at least.
-        partition_key: The key every one of the events was encoded with.
-    """
+    """Put encoded events, at least one, into one envelope; to be sent with `names.BATCH_MESSAGE_FORMAT`."""
     heads = map(EVENT_HEADS.__getitem__, map(len, events))
     return b"".join(chain((envelope_head(partition_key),), chain.from_iterable(zip(heads, events, strict=True))))
 
 
 def decode_batch(payload: bytes) -> list[bytes]:
-    """Take an envelope apart into its encoded events, which are not looked into, nor are its own other sections.
-
-    Raises:
-        AmqpDecodeError: The message is not an envelope, or contains no event.
-    """
+    """Take an envelope apart into its encoded events, which are not looked into, nor are its own other sections."""
     events: list[bytes] = []
     append = events.append
     starts_with, unpack = payload.startswith, _unpack_size
@@ -113,9 +102,6 @@ def decode_batch(payload: bytes) -> list[bytes]:
 
 def partition_key_of(payload: bytes, max_items: int = MAX_ITEMS) -> str | None:
     """Read the partition key a message or envelope is routed by; a key that is not a string is ignored.
-
-    Args:
-        max_items: How many values its annotations may hold.
 
     Raises:
         AmqpDecodeError: The bytes before the body are no sections, or the annotations hold more values.

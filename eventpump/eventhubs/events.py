@@ -533,11 +533,8 @@ def number_of(event: ReceivedEvent) -> int | None:
 
 
 def copy_of(event: ReceivedEvent) -> EventData:
-    """Return an event to send with the body, the application properties and the standard properties of a received one.
-
-    Raises:
-        EventError: It cannot be decoded.
-    """
+    """Return an event to send with the body, the application properties and the standard properties of a received
+    one."""
     return event._copied()  # noqa: SLF001 - it is of this module
 
 

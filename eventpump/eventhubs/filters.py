@@ -68,9 +68,6 @@ def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | No
 
     The filter is identified by its key in the map and not by its descriptor, of which three are in use.
 
-    Returns:
-        The position; None if the map has no selector.
-
     Raises:
         ValueError: The selector does not name a position; the text says why.
     """
@@ -85,11 +82,7 @@ def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | No
 
 
 def parse_selector(text: str) -> EventPosition:
-    """Read a selector.
-
-    Raises:
-        ValueError: The text is not a selector of a position; the error says why.
-    """
+    """Read a selector. Raises `ValueError` if it is none of a position; the error says why."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
         raise ValueError(f"the selector '{excerpt(text)}' is not of the form amqp.annotation.<field> > '<value>'")

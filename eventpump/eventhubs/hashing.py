@@ -20,11 +20,7 @@ _LONGEST_SHORT = 4 * MAX_KEY_LENGTH
 
 
 def check_key_length(key: str | None) -> None:
-    """Refuse a partition key that is longer than `MAX_KEY_LENGTH`.
-
-    Raises:
-        ConfigurationError: It is.
-    """
+    """Refuse a partition key that is longer than `MAX_KEY_LENGTH`: a `ConfigurationError`."""
     if key is not None and len(key) > MAX_KEY_LENGTH:
         raise ConfigurationError(
             "partition_key", f"it has {len(key)} characters, and a key may have {MAX_KEY_LENGTH} at most"
@@ -32,16 +28,8 @@ def check_key_length(key: str | None) -> None:
 
 
 def hash_key(key: str | None) -> int:
-    """Hash a partition key as the service does.
-
-    It takes some 2 ms for each 10 KiB of a long key: see `KeyHash`.
-
-    Args:
-        key: The partition key; None hashes to 0.
-
-    Returns:
-        A signed 16-bit number.
-    """
+    """Hash a partition key as the service does: a signed 16-bit number. It takes some 2 ms for each 10 KiB: see
+    `KeyHash`."""
     if key is None or len(key) <= MAX_KEY_LENGTH:
         return _remembered(key)
     hashing = KeyHash(key)
@@ -60,24 +48,12 @@ def _remembered(key: str | None) -> int:
 
 
 def partition_for_key(key: str | None, count: int) -> int:
-    """Find the partition the gateway routes a key to.
-
-    Args:
-        key: The partition key.
-        count: How many partitions the hub has, at least 1.
-
-    Returns:
-        The partition's index, from 0.
-    """
+    """Return the index, from 0, of the partition that the gateway routes a key to."""
     return partition_for_hash(hash_key(key), count)
 
 
 def partition_for_hash(value: int, count: int) -> int:
-    """Find the partition of a key by the key's hash.
-
-    Returns:
-        The partition's index, from 0.
-    """
+    """Return the index, from 0, of a partition by the key's hash."""
     # The service takes the truncating remainder and drops its sign, which is not Python's floored modulo.
     return abs(value) % count
 
@@ -103,14 +79,7 @@ class KeyHash:
         self.value = 0
 
     def advance(self, size: int) -> bool:
-        """Hash some more of the key.
-
-        Args:
-            size: About how many bytes.
-
-        Returns:
-            Whether the hash is complete.
-        """
+        """Hash about so many more bytes of the key; return whether the hash is complete."""
         a, b, c = self._state
         data, at = self._data, self._at
         # Blocks of 12 bytes are mixed; the last one, full or not, is not mixed but finalised.
@@ -144,11 +113,7 @@ class KeyHash:
 
 
 def _finalised(a: int, b: int, c: int, block: bytes) -> tuple[int, int]:
-    """Finalise with the last block.
-
-    Returns:
-        (c, b).
-    """
+    """Finalise with the last block, and return (c, b)."""
     x, y, z = _THREE_WORDS.unpack(block)
     a = (a + x) & _MASK
     b = (b + y) & _MASK

@@ -64,12 +64,7 @@ class AnsweredPartition:
 
 @dataclass(frozen=True, slots=True)
 class ManagementRequest:
-    """A parsed request to read properties.
-
-    Args:
-        partition_id: The partition that is read; None for the hub.
-        security_token: The token in the request, where it carries one.
-    """
+    """A parsed request to read the properties of a partition, or of the hub, with the token that it carries."""
 
     hub: str
     partition_id: str | None
@@ -82,12 +77,7 @@ class ManagementRequest:
 def hub_request(
     hub: str, *, message_id: MessageId, reply_to: str | None = None, security_token: str | None = None
 ) -> Message:
-    """Make a request for a hub's facts.
-
-    Args:
-        reply_to: The target address of the link that the answer is awaited on.
-        security_token: The text of the current token.
-    """
+    """Make a request for a hub's facts. The answer is awaited on a link whose target address is `reply_to`."""
     return _request(HUB_TYPE, hub, {}, message_id, reply_to, security_token)
 
 
@@ -122,11 +112,7 @@ def _request(
 
 
 def parse_request(message: Message) -> ManagementRequest:
-    """Take a request apart. Its body, if it has one, means nothing.
-
-    Raises:
-        BadRequestError: The message is not a request for a hub's or partition's properties.
-    """
+    """Take a request apart. Its body, if it has one, means nothing."""
     operation = text_field(message, OPERATION)
     kind = text_field(message, TYPE)
     hub = text_field(message, NAME)
@@ -203,15 +189,7 @@ def _echo(request: Message) -> dict[str, Any]:
 
 
 def parse_hub_response(message: Message, *, hub: str) -> AnsweredHub:
-    """Parse the answer to a read of a hub.
-
-    Args:
-        hub: The hub asked for.
-
-    Raises:
-        ServiceError: The read failed.
-        ProtocolError: The answer is not one.
-    """
+    """Parse the answer to a read of a hub. Raises `ServiceError` if it failed, `ProtocolError` if it is no answer."""
     facts = _facts(message, hub)
     ids = _get(facts, "partition_ids", list)
     if not all(isinstance(each, str) for each in ids):
@@ -226,16 +204,7 @@ def parse_hub_response(message: Message, *, hub: str) -> AnsweredHub:
 
 
 def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> AnsweredPartition:
-    """Parse the answer to a read of a partition.
-
-    Args:
-        hub: The hub asked for.
-        partition_id: The partition asked for.
-
-    Raises:
-        ServiceError: The read failed.
-        ProtocolError: The answer is not one.
-    """
+    """Parse the answer to a read of a partition. Raises as `parse_hub_response`."""
     facts = _facts(message, f"{hub}/Partitions/{partition_id}")
     return AnsweredPartition(
         hub=_get(facts, "name", str),

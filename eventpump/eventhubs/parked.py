@@ -26,12 +26,8 @@ class Parked:
     Args:
         error: The class of the error that it failed with.
         message: The text of that error, its first 1,024 characters.
-        hub: The hub it came from.
-        partition: The partition it came from.
-        consumer_group: The consumer group whose processor failed.
         attempts: How many times it was delivered in vain.
         first_failed: When it failed first, alone or in its batch; to the millisecond.
-        host: The name of the host.
         offset: Its offset; None if the message has none that can be read.
         sequence_number: Its sequence number; None likewise.
     """
@@ -49,13 +45,7 @@ class Parked:
 
     @classmethod
     def of(cls, event: ReceivedEvent, error: Exception, **facts: Any) -> Parked:
-        """Return the facts of an event.
-
-        Args:
-            event: The event.
-            error: What it failed with.
-            facts: All that event and error do not say.
-        """
+        """Return the facts of an event, of what it failed with, and all that these do not say."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         # Without lone surrogates, which AMQP cannot encode.
@@ -81,11 +71,7 @@ class Parked:
 
 
 def parked_facts(event: ReceivedEvent) -> Parked | None:
-    """Return why an event was parked; None if it was not, or its properties are not those of a parked event.
-
-    Raises:
-        EventError: The event cannot be decoded.
-    """
+    """Return why an event was parked; None if it was not, or its properties are not those of a parked event."""
     given: Mapping[str, Any] = event.properties
     values: dict[str, Any] = {field.name: given.get(_PREFIX + field.name) for field in fields(Parked)}
     if isinstance(values["first_failed"], Timestamp):

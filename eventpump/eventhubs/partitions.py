@@ -15,11 +15,7 @@ def partition_order(partition_id: str) -> tuple[int, str]:
 
 
 def named_partitions(partition_ids: Sequence[str]) -> str:
-    """Return partitions as a text, such as "partitions 0 to 5, 7".
-
-    Args:
-        partition_ids: At least one, in order.
-    """
+    """Return partitions, at least one, in order, as a text, such as "partitions 0 to 5, 7"."""
     runs: list[list[str]] = []
     for each in partition_ids:
         if runs and each.isdecimal() and runs[-1][-1].isdecimal() and int(each) == int(runs[-1][-1]) + 1:

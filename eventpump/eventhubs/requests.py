@@ -28,12 +28,7 @@ class SecretText(str):
 
 
 class BadRequestError(ValueError):
-    """A request cannot be answered with anything but a status.
-
-    Args:
-        code: The status code to answer.
-        condition: The error condition to answer.
-    """
+    """A request cannot be answered with anything but this status code and error condition."""
 
     def __init__(self, problem: str, *, code: int = 400, condition: Symbol = ARGUMENT_ERROR) -> None:
         super().__init__(problem)
@@ -70,13 +65,7 @@ def answer(
     condition: str | None = None,
     more: dict[str, Any] | None = None,
 ) -> Message:
-    """Make the answer to a request; `body` is for the caller to fill in.
-
-    Args:
-        description: The status in words; None to send none.
-        condition: The error condition to name.
-        more: Further application properties, which come first.
-    """
+    """Make the answer to a request; `body` is for the caller to fill in. The properties `more` come first."""
     fields: dict[Any, Any] = {**(more or {}), STATUS_CODE: Int(code)}
     if description is not None:
         fields[STATUS_DESCRIPTION] = description
@@ -89,15 +78,7 @@ def answer(
 
 
 def check_answer(message: Message, *, entity: str | None = None) -> None:
-    """Check that an answer reports success.
-
-    Args:
-        entity: The entity that the request was for, for the error.
-
-    Raises:
-        ServiceError: The answer reports a failure.
-        ProtocolError: It has no status code.
-    """
+    """Check that an answer reports success. Raises `ServiceError` if not, `ProtocolError` if it has no status code."""
     code = _field(message, STATUS_CODE)
     if not isinstance(code, int) or isinstance(code, bool):
         raise ProtocolError(INVALID_FIELD, "an answer has no status code")

@@ -30,8 +30,6 @@ class SasToken:
     Args:
         resource: The URI it is for.
         signature: base64 text.
-        expires_at: Seconds since the Unix epoch.
-        key_name: The name of the key it is signed with.
         signed_text: What is signed: resource and expiry exactly as they are in the token.
     """
 
@@ -43,13 +41,7 @@ class SasToken:
 
 
 def generate(uri: str, key_name: str, key: str, expires_at: int) -> str:
-    """Sign a token.
-
-    Args:
-        uri: The resource it is for.
-        key: The key's text; its UTF-8 bytes sign, it is not base64-decoded.
-        expires_at: Seconds since the Unix epoch.
-    """
+    """Sign a token for a resource. The UTF-8 bytes of the key's text sign: it is not base64-decoded."""
     resource = quote(uri, safe="")
     signature = quote(_sign(f"{resource}\n{expires_at}", key), safe="")
     return f"{_PREFIX} sr={resource}&sig={signature}&se={expires_at}&skn={quote(key_name, safe='')}"
@@ -61,11 +53,7 @@ def is_signature(token: str) -> bool:
 
 
 def parse(token: str) -> SasToken:
-    """Parse a token; its parts may be in any order.
-
-    Raises:
-        ValueError: The text is not a shared access signature; the error says why and shows nothing of the token.
-    """
+    """Parse a token; its parts may be in any order."""
     prefix, _, text = token.strip().partition(" ")
     if prefix.lower() != _PREFIX.lower():
         raise ValueError(f"a shared access signature begins with {_PREFIX!r} and a space")
@@ -95,12 +83,7 @@ def parse(token: str) -> SasToken:
 
 
 def verify(token: SasToken, key: str, now: float) -> TokenVerdict:
-    """Check a token's signature, in constant time, and its expiry.
-
-    Args:
-        key: The text of the key of the token's `key_name`.
-        now: Seconds since the Unix epoch.
-    """
+    """Check a token's signature, in constant time, and its expiry."""
     expected = _sign(token.signed_text, key).encode()
     if not hmac.compare_digest(expected, token.signature.encode(errors="replace")):
         return TokenVerdict.BAD_SIGNATURE

@@ -59,7 +59,6 @@ def pieces_of(
     properties that has room for numbers.
 
     Args:
-        idempotent: Whether to leave room for numbers.
         stamped: Whether to leave room for a stamp too (`eventhubs/stamps.py`).
         before: What precedes the event's own sections: header and annotations that state its key (`envelope_head`).
             Default: nothing.
@@ -84,11 +83,7 @@ def pieces_of(
 
 
 def pieces(encoded: bytes, *, idempotent: bool = False) -> tuple[bytes, bytes]:
-    """Divide an encoded event likewise.
-
-    Raises:
-        EventError: It carries numbers already.
-    """
+    """Divide an encoded event likewise. Raises `EventError` if it carries numbers already."""
     if not idempotent:
         return EVENT_HEADS[len(encoded)], encoded
     if encoded[2] > MESSAGE_ANNOTATIONS:
@@ -169,11 +164,7 @@ class SealedBatch:
 
     @classmethod
     def seal(cls, events: Iterable[bytes], *, partition_key: str | None = None, idempotent: bool = False) -> Self:
-        """Seal encoded events. Parameters and errors as above.
-
-        Raises:
-            EventError: One carries numbers already.
-        """
+        """Seal encoded events. Raises `EventError` if one carries numbers already."""
         found = [piece for event in events for piece in pieces(event, idempotent=idempotent)]
         return cls(found, partition_key=partition_key, idempotent=idempotent)
 
@@ -184,24 +175,13 @@ class SealedBatch:
 
     @property
     def message(self) -> bytes:
-        """The message of a batch without numbers.
-
-        Raises:
-            ValueError: It is idempotent, and to be numbered first.
-        """
+        """The message of a batch without numbers. Raises `ValueError` if it is idempotent, and to be numbered first."""
         if self._pieces is not None:
             raise ValueError("an idempotent batch is not sent without numbers")
         return self._message
 
     def numbered(self, producer_id: int, epoch: int, first: int) -> bytes:
-        """Make the message with its numbers: consecutive, and 0 after the largest.
-
-        Args:
-            first: The number of its first event.
-
-        Raises:
-            ValueError: It has no room, or a value lies outside the service's range.
-        """
+        """Make the message with its numbers: consecutive, and 0 after the largest."""
         if self._pieces is None:
             raise ValueError("the batch was sealed without room for numbers")
         if not (0 <= producer_id <= MAX_PRODUCER_ID and 0 <= epoch <= MAX_OWNER_LEVEL and 0 <= first < NUMBERS):
@@ -228,7 +208,6 @@ def number_events(pieces: Sequence[bytes], stamp: bytes, first: int) -> bytes:
     """Join the pieces of events, and fill in the room for numbers.
 
     Args:
-        pieces: Two of each event, the first one with the room.
         stamp: What the room holds before the number: producer id, epoch, and the names between.
         first: The number of the first event; after the largest number comes 0.
     """

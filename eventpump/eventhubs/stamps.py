@@ -66,12 +66,7 @@ def stamped(event: bytes, stamp: str, *, is_first: bool = False) -> bytes:
     """Add the property `STAMP` to an encoded event, in place of one it has.
 
     Args:
-        event: The event.
-        stamp: The value.
         is_first: Whether the property comes before the others. Default: False, after them, or where it was.
-
-    Raises:
-        AmqpDecodeError: The bytes are not an encoded event.
     """
     end = len(event)
     for code, start, stop in section_spans(event):
@@ -89,20 +84,12 @@ def stamped(event: bytes, stamp: str, *, is_first: bool = False) -> bytes:
 
 
 def with_room(event: bytes) -> bytes:
-    """Add room for a producer's stamp to an encoded event, before its other properties, in place of a stamp it has.
-
-    Raises:
-        AmqpDecodeError: The bytes are not an encoded event.
-    """
+    """Add room for a producer's stamp to an encoded event, before its other properties, in place of a stamp it has."""
     return stamped(event, _ROOM, is_first=True)
 
 
 def filled(event: bytes, stamp: bytes) -> bytes:
-    """Fill a producer's stamp in.
-
-    Args:
-        event: The sections of an event from its properties on, with room for a stamp.
-    """
+    """Fill a producer's stamp in the sections of an event from its properties on, with room for it."""
     for code, start, _ in section_spans(event):
         if code == APPLICATION_PROPERTIES:
             at = event.index(_BEFORE, start) + len(_BEFORE)

@@ -45,11 +45,7 @@ _HTTP_LOGGER.setLevel(logging.WARNING)
 
 
 class AccountClock:
-    """The clock of a storage account, by its last answer. It is the one that dates blobs.
-
-    Args:
-        clock: That of the machine.
-    """
+    """The clock of a storage account, by its last answer. It is the one that dates blobs."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -102,13 +98,7 @@ _ANSWERS: Final = {
 
 
 class RefusedError(StoreError):
-    """The storage account refused a request for a reason that its caller may expect, and handle.
-
-    Args:
-        operation: What was being done, such as "renew".
-        answer: The reason.
-        partition_id: The partition concerned, None where the whole store is.
-    """
+    """The storage account refused a request for a reason that its caller may expect, and handle."""
 
     def __init__(self, operation: str, answer: Answer, *, partition_id: str | None = None) -> None:
         super().__init__(operation, answer.value, partition_id=partition_id)
@@ -125,8 +115,6 @@ class BlobContainer:
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
             client, which stays the caller's to close.
-        connection_string: Of the storage account.
-        account_url: Its URL.
         credential: Any that azure.storage.blob takes.
         call_timeout: How long one request may take, in seconds.
         owner: The class that it is a part of, for errors.
@@ -183,10 +171,6 @@ class BlobContainer:
     async def open(self, directory: str, *, create: bool) -> None:
         """Check that the container is there.
 
-        Args:
-            directory: What the blobs' names begin with.
-            create: Whether to create a container that is missing.
-
         Raises:
             ConfigurationError: It is missing; or the account refuses the credential. At the start that is a mistake,
                 and trying again does not mend it; later it may be a new key, or a role that is being changed.
@@ -204,9 +188,6 @@ class BlobContainer:
 
     async def is_there(self, directory: str = "") -> bool:
         """Return whether the container is there.
-
-        Args:
-            directory: What the names of the blobs begin with, of which the first is listed.
 
         Raises:
             ForbiddenError: The account refuses the credential.
@@ -262,8 +243,6 @@ class BlobContainer:
         """List the blobs of a directory with their metadata, by name. One request for up to 5,000 of them.
 
         Args:
-            operation: For errors.
-            directory: What the names begin with.
             pages: How many pages are read at most; None for all.
 
         Raises:
@@ -296,9 +275,6 @@ class BlobContainer:
         """Read a blob; None where there is none. One request.
 
         Args:
-            operation: For errors.
-            partition_id: For errors.
-            blob: The blob.
             parse: Parses its content, or raises `ValueError`.
             offset: The first byte that is read. Default: 0.
             limit: How many bytes are read at most; None for all.
@@ -331,9 +307,6 @@ class BlobContainer:
         account removes them.
 
         Args:
-            operation: For errors.
-            blob: The blob.
-            content: What it holds.
             piece: Bytes of one request, which the time-out is for.
             at_once: Requests at a time.
 
@@ -366,13 +339,7 @@ class BlobContainer:
         """Write a blob in place of the one with an ETag, or, with None, where there is none. One request.
 
         Args:
-            operation: For errors.
-            partition_id: For errors.
-            blob: The blob.
-            content: What it holds from now on.
-            replaces: The ETag, or None.
             content_type: What its content is; None for bytes.
-            options: Of `BlobClient.upload_blob`.
 
         Returns:
             The new ETag.
@@ -389,11 +356,8 @@ class BlobContainer:
         return str((await self.call(operation, partition_id, request))["etag"])
 
     async def properties(self, operation: str, partition_id: str | None, blob: Blob) -> BlobProperties | None:
-        """Read the properties of a blob, its metadata among them; None where there is none. One request.
-
-        Raises:
-            StoreError: It failed.
-        """
+        """Read the properties of a blob, its metadata among them; None where there is none. One request. Raises
+        `StoreError`."""
         try:
             return await self.call(operation, partition_id, blob.get_blob_properties(**self.options))
         except RefusedError as refused:
@@ -406,9 +370,6 @@ class BlobContainer:
     ) -> str:
         """Replace the metadata of the blob with an ETag, or, with None, create an empty blob. One request.
 
-        Returns:
-            The new ETag.
-
         Raises:
             RefusedError: Another blob is there, or none.
             StoreError: It failed, and whether it was written is not known.
@@ -419,12 +380,7 @@ class BlobContainer:
         return str((await self.call(operation, partition_id, request))["etag"])
 
     async def delete(self, operation: str, partition_id: str | None, blob: Blob, etag: str | None = None) -> None:
-        """Delete a blob, with an ETag if it is given. Nothing happens where there is none.
-
-        Raises:
-            RefusedError: Another blob is there, or a client holds its lease.
-            StoreError: It failed.
-        """
+        """Delete a blob, with an ETag if it is given. Nothing happens where there is none."""
         condition = {} if etag is None else _unchanged(etag)
         try:
             await self.call(operation, partition_id, blob.delete_blob(**condition, **self.options))

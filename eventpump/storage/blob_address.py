@@ -18,12 +18,9 @@ class BlobAddress:
     """A blob container, with the secrets that it takes, which nothing shows.
 
     Args:
-        container: Its name.
-        connection_string: Of the storage account, or None.
         account_url: The account's URL without a signature, or None.
         signature: What was behind the URL's question mark, or None.
         credential: "module:callable", or None, see `of`.
-        call_timeout: How long one request may take, in seconds.
     """
 
     container: str
@@ -46,12 +43,10 @@ class BlobAddress:
         """Create one from what a user gives.
 
         Args:
-            container: Its name.
             connection_string: Of the storage account; or
             account_url: Its URL, with a signature or with the next.
             credential: "module:callable", called without arguments by `connect`; what it returns is a credential of
                 azure.identity.aio, or whatever else azure.storage.blob takes.
-            call_timeout: How long one request may take, in seconds.
 
         Raises:
             ConfigurationError: The values cannot work.
@@ -80,9 +75,6 @@ class BlobAddress:
 
     def connect(self, owner: str) -> BlobContainer:
         """Return a client of the container. No request is made.
-
-        Args:
-            owner: The class that it is a part of, for errors.
 
         Raises:
             ConfigurationError: The credential cannot be imported, or its call failed.

@@ -32,12 +32,7 @@ class BlobRight(enum.Enum):
 
 
 class MissingRightError(Exception):
-    """The storage account refused the credential for one of them.
-
-    Args:
-        right: Which one.
-        reason: The account's answer.
-    """
+    """The storage account refused the credential for one right, with a reason."""
 
     def __init__(self, right: BlobRight, reason: str) -> None:
         super().__init__(f"no right to {right.value} blobs: {reason}")
@@ -46,11 +41,7 @@ class MissingRightError(Exception):
 
 
 class BlobRights:
-    """Tries them on one container. Nothing is left there; after a kill one blob is, which the next run deletes.
-
-    Args:
-        container: The container, which is the caller's.
-    """
+    """Tries them on one container. Nothing is left there; after a kill one blob is, which the next run deletes."""
 
     def __init__(self, container: BlobContainer) -> None:
         self._container = container

@@ -24,7 +24,6 @@ class CheckpointRecord:
     """A subscription's checkpoint in a record, with its fencing token.
 
     Args:
-        checkpoint: None where the record is only claimed.
         epoch: Raised by one with each claim.
         owner: The name of the host that claimed it last.
         generation: Raised by one with each reset; within a generation the sequence number never decreases. Default: 0.
@@ -53,11 +52,8 @@ class CheckpointRecord:
 
     @classmethod
     def decode(cls, raw: bytes, partition_id: str) -> CheckpointRecord:
-        """Decode what `encode` returns. Unknown members are skipped.
-
-        Raises:
-            ValueError: It holds neither a checkpoint nor a claim.
-        """
+        """Decode what `encode` returns, except unknown members. Raises `ValueError` if it holds neither a checkpoint
+        nor a claim."""
         try:
             metadata = json.loads(raw)
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):

@@ -15,14 +15,8 @@ _T = TypeVar("_T")
 
 
 def make_directory(path: Path, kind: str) -> None:
-    """Create a directory, and those above it, where they do not exist, and write their names to the disk.
-
-    Args:
-        kind: What the directory is, for the error.
-
-    Raises:
-        OSError: It cannot be created.
-    """
+    """Create a directory, and those above it, where they do not exist, and write their names to the disk. Raises
+    `OSError`."""
     if path.is_dir():
         return
     make_directory(path.parent, kind)
@@ -35,11 +29,7 @@ def make_directory(path: Path, kind: str) -> None:
 
 
 def synchronize_directory(path: Path) -> None:
-    """Write the names in a directory to the disk.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the names in a directory to the disk. Raises `OSError`."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows opens no directories
     descriptor = os.open(path, os.O_RDONLY)
@@ -50,14 +40,7 @@ def synchronize_directory(path: Path) -> None:
 
 
 async def in_thread(operation: str, work: Callable[[], _T]) -> _T:
-    """Call a function of files in a thread.
-
-    Args:
-        operation: What is done, and to what, for the error.
-
-    Raises:
-        StoreError: It raised OSError, which is the cause.
-    """
+    """Call a function of files in a thread. Raises `StoreError` if it raised OSError."""
     try:
         return await asyncio.to_thread(work)
     except OSError as error:

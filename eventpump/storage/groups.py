@@ -75,12 +75,7 @@ class CheckpointClaim:
 
 
 class OtherHubError(ConfigurationError):
-    """The records of the consumer group are those of another hub.
-
-    Args:
-        names: That hub.
-        scope: The consumer group, as this host knows it.
-    """
+    """The records of the consumer group are those of another hub."""
 
     def __init__(self, names: HubNames, scope: ConsumerScope) -> None:
         problem = (
@@ -92,12 +87,7 @@ class OtherHubError(ConfigurationError):
 
 
 class ScopeRecords:
-    """The record of one consumer group, which names the hub that the group is of.
-
-    Args:
-        records: Returns the group's record store.
-        scope: The consumer group.
-    """
+    """The record of one consumer group, which names the hub that the group is of."""
 
     def __init__(self, records: Callable[[], RecordStore], scope: ConsumerScope) -> None:
         self._records = records
@@ -145,12 +135,7 @@ class ScopeRecords:
         return None
 
     async def ensure_named(self, operation: str) -> None:
-        """Have the record name the hub, before anything of the group is written.
-
-        Raises:
-            OtherHubError: It names another hub.
-            StoreError: The store failed.
-        """
+        """Have the record name the hub, before anything of the group is written."""
         for _ in range(_WRITE_TRIES):
             if self._is_named:
                 return
@@ -194,9 +179,11 @@ class _Claimed:
 class GroupRecords:
     """The scope record, subscriptions and checkpoints of one consumer group, in any lease store.
 
+    Each call raises `StoreError` if the store failed, and whether it took effect is not known then; or if a record is
+    not one that this version knows.
+
     Args:
         leases: The lease store; opened, and closed, by its owner.
-        scope: The consumer group.
         telemetry: Records the writes of checkpoints; None if they are not recorded.
     """
 
@@ -223,11 +210,7 @@ class GroupRecords:
     # ---- subscriptions
 
     async def list_subscriptions(self) -> list[StoredSubscription]:
-        """List the records of the subscriptions, active or not, by name. Only those that changed are read.
-
-        Raises:
-            StoreError: The store failed, or has a record that this version does not know.
-        """
+        """List the records of the subscriptions, active or not, by name. Only those that changed are read."""
         operation, records = "list subscriptions", self._leases.records
         listed = await _call(operation, records.list(SUBSCRIPTIONS))
         known = self._subscriptions
@@ -246,11 +229,7 @@ class GroupRecords:
         return sorted(self._subscriptions.values(), key=lambda stored: stored.record.name)
 
     async def read_subscription(self, name: str) -> StoredSubscription | None:
-        """Read the record of a subscription; None where there is none.
-
-        Raises:
-            StoreError: The store failed, or its content is not a record that this version knows.
-        """
+        """Read the record of a subscription; None where there is none."""
         operation, records, record = "read subscription", self._leases.records, subscription_name(name)
         found = await _call(operation, records.read(record))
         return None if found is None else _subscription(operation, records, record, found)
@@ -261,9 +240,6 @@ class GroupRecords:
         """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there.
 
         Cancelled or failed, it is stored or not; read it again.
-
-        Raises:
-            StoreError: The store failed; whether it stored is not known.
         """
         operation = "write subscription"
         await self._scope.ensure_named(operation)
@@ -277,9 +253,6 @@ class GroupRecords:
 
         Its checkpoints are deleted after it; of a call that failed or was cancelled in between some may stay, which
         no later subscription of that name finds.
-
-        Raises:
-            StoreError: The store failed; whether the record is deleted is not known.
         """
         operation, records = "delete subscription", self._leases.records
         if not await _call(operation, records.delete(subscription_name(stored.record.name), stored.version)):
@@ -291,15 +264,7 @@ class GroupRecords:
     # ---- checkpoints
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Return a checkpoint; None if there is none.
-
-        Args:
-            partition_id: The partition.
-            subscription: The name of the subscription's checkpoints. Default: "default".
-
-        Raises:
-            StoreError: The store failed.
-        """
+        """Return a checkpoint; None if there is none."""
         if subscription == DEFAULT_SUBSCRIPTION:
             return await self._leases.read_checkpoint(partition_id)
         operation, name = "read checkpoint", checkpoint_name(subscription, partition_id)
@@ -312,11 +277,7 @@ class GroupRecords:
         From then on no earlier owner of the partition can store one. Failed or cancelled, it may be called again.
 
         Args:
-            lease: The lease of the partition.
             subscription: The name of the subscription's checkpoints; that of "default" is fenced by the lease itself.
-
-        Raises:
-            StoreError: The store failed.
         """
         name = checkpoint_name(subscription, lease.partition_id)
         async with self._locks[name]:
@@ -338,16 +299,7 @@ class GroupRecords:
         that owner reads.
 
         Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            subscription: The name of the subscription's checkpoints. Default: "default".
             backwards: Whether it replaces one with a higher sequence number. Default: False.
-
-        Returns:
-            False if the lease is lost; then nothing is stored.
-
-        Raises:
-            StoreError: The store failed; the checkpoint may be stored.
         """
         assert checkpoint.partition_id == lease.partition_id
         write = self._write_checkpoint(lease, checkpoint, subscription, backwards=backwards)
@@ -364,18 +316,7 @@ class GroupRecords:
         return self._replace_checkpoint(operation, lease, checkpoint, subscription, backwards=backwards)
 
     async def clear_checkpoint(self, lease: PartitionLease, subscription: str) -> bool:
-        """Remove a checkpoint, if the lease is still held. That of "default" is removed by the lease store.
-
-        Args:
-            lease: The lease of the partition.
-            subscription: The name of the subscription's checkpoints.
-
-        Returns:
-            False if the lease is lost; then nothing is removed.
-
-        Raises:
-            StoreError: The store failed; the checkpoint may be removed.
-        """
+        """Remove a checkpoint, if the lease is still held. That of "default" is removed by the lease store."""
         assert subscription != DEFAULT_SUBSCRIPTION
         return await self._replace_checkpoint("clear checkpoint", lease, None, subscription, backwards=True)
 

@@ -37,23 +37,14 @@ _NO_OFFSET: Final = "no offset"
 
 
 def group_directory(scope: ConsumerScope, *, preserve_case: bool = False) -> str:
-    """Name the directory of a consumer group.
-
-    Args:
-        scope: The consumer group.
-        preserve_case: Whether names are as the user wrote them, and not in lower case. Default: False.
-    """
+    """Name the directory of a consumer group: in lower case, or as the user wrote the names with `preserve_case`."""
     directory = f"{scope.fully_qualified_namespace}/{scope.hub}/{scope.consumer_group}/"
     return directory if preserve_case else directory.lower()
 
 
 def record_prefix(directory: str) -> str:
     """Return what goes before the names of our own records of a group. No listing of another SDK, of KEDA or of Azure
-    Functions has them: a consumer group's name has no "~".
-
-    Args:
-        directory: The group's.
-    """
+    Functions has them: a consumer group's name has no "~"."""
     return f"{directory.removesuffix('/')}~"
 
 
@@ -81,7 +72,6 @@ class CheckpointMetadata:
     Args:
         offset: None if there is none, or the text that stands for none.
         sequence_number: None if there is none, or the number that stands for none.
-        problem: Why it is no position; None if it is one.
     """
 
     offset: str | None
@@ -101,12 +91,7 @@ class CheckpointMetadata:
 
 
 def encode_checkpoint(checkpoint: Checkpoint, client: str) -> dict[str, str]:
-    """Return the metadata of a checkpoint.
-
-    Args:
-        checkpoint: The checkpoint.
-        client: The name of the processor that writes it.
-    """
+    """Return the metadata of a checkpoint, for the name of the processor that writes it."""
     return {_OFFSET: checkpoint.offset, _NUMBER: str(checkpoint.sequence_number), _CLIENT: client}
 
 
@@ -155,7 +140,6 @@ class StoredOwnership:
         """Return whether it has an owner, and has not expired.
 
         Args:
-            age: Seconds since it was written, by the clock of the storage account.
             owner_timeout: Seconds after which one of another SDK expires.
         """
         return self.owner is not None and age < (self.duration or owner_timeout)

@@ -38,12 +38,7 @@ _SUBSCRIPTION_MEMBERS: Final = frozenset({_VERSION_MEMBER, _NAME, _INCARNATION, 
 
 @dataclass(frozen=True, slots=True)
 class HubNames:
-    """The hub that a consumer group is of. Event Hubs does not distinguish upper and lower case.
-
-    Args:
-        namespace: The namespace's host name.
-        hub: The hub's name.
-    """
+    """The hub that a consumer group is of. Event Hubs does not distinguish upper and lower case."""
 
     namespace: str
     hub: str
@@ -83,11 +78,7 @@ def encode_named_record(names: HubNames, record: ScopeRecord | None, body_id: st
 
 
 def parse_named_record(raw: str | bytes) -> NamedRecord:
-    """Parse what `encode_named_record` returns, or a record of version 1, which has no names.
-
-    Raises:
-        ValueError: It is neither, or one of another version of eventpump.
-    """
+    """Parse what `encode_named_record` returns, or a record of version 1, which has no names."""
     what = "scope record"
     decoded = _object(raw, what)
     if decoded.get(_VERSION_MEMBER) != _NAMED_VERSION:
@@ -139,11 +130,7 @@ def encode_subscription(record: SubscriptionRecord, body_id: str) -> bytes:
 
 
 def parse_subscription(raw: str | bytes) -> SubscriptionRecord:
-    """Parse what `encode_subscription` makes.
-
-    Raises:
-        ValueError: It is not such a record, or that of another version of eventpump.
-    """
+    """Parse what `encode_subscription` makes. Raises `ValueError` for anything else, or for that of another version."""
     decoded = _decoded(raw, "subscription", _SUBSCRIPTION_MEMBERS)
     for member, kind in ((_NAME, str), (_INCARNATION, str), (_ACTIVE, bool)):
         if not isinstance(decoded[member], kind):

@@ -61,7 +61,6 @@ class SqliteFile:
     """The file, in a thread. Reads are submitted at once, and the writes of one turn of the loop as one transaction.
 
     Args:
-        path: The file; created where it does not exist, in a directory that does.
         busy_timeout: How long to wait for another process's transaction, in seconds.
         prepare: Called with the connection in the thread: creates the tables, or checks them.
         synchronous: NORMAL can lose the last commits with the power, but not the file's consistency.
@@ -98,11 +97,7 @@ class SqliteFile:
         self._pending: list[Write] = []
 
     async def open(self) -> None:
-        """Open the file, and create or complete its tables. Opening twice is fine.
-
-        Raises:
-            StoreError: The file cannot be opened; caused by a `ForeignFileError` where trying again cannot help.
-        """
+        """Open the file, and create or complete its tables. Opening twice is fine."""
         try:
             await self.thread.open()
         except sqlite3.Error as error:

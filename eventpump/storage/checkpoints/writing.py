@@ -90,12 +90,7 @@ class CheckpointLeaseStore(LeaseStore, Protocol):
 
 
 class LeasedCheckpoints:
-    """The checkpoints of a consumer group in a lease store: each is written under its partition's lease.
-
-    Args:
-        make: Returns a store that is not open.
-        subscription: The name of a subscription of the hosts. Default: "default".
-    """
+    """The checkpoints of a consumer group in a lease store: each is written under its partition's lease."""
 
     def __init__(self, make: Callable[[], CheckpointLeaseStore], subscription: str = DEFAULT_SUBSCRIPTION) -> None:
         self._make = make

@@ -422,9 +422,6 @@ class BlobLeaseStore:
 
         Args:
             change: Returns the new body, or None if nothing has to be written.
-
-        Returns:
-            False if the lease is lost; None if the body is already that of a released lease.
         """
         partition_id = lease.partition_id
         may_renew = True
@@ -459,11 +456,7 @@ class BlobLeaseStore:
         )
 
     async def _check_lease(self, operation: str, lease: PartitionLease) -> None:
-        """Check that this store still holds the blob's lease.
-
-        Raises:
-            RefusedError: It is not.
-        """
+        """Check that this store still holds the blob's lease. Raises `RefusedError` if it does not."""
         blob = self._blob(lease.partition_id)
         await self._call(operation, lease.partition_id, blob.get_blob_properties(lease=lease.token, **self._options))
 
@@ -474,11 +467,7 @@ class BlobLeaseStore:
         return await self._blobs.swap(operation, body.partition_id, blob, content, etag, metadata=metadata, lease=lease)
 
     async def _read(self, operation: str, partition_id: str) -> _StoredLease:
-        """Read a lease.
-
-        Raises:
-            RefusedError: There is no such lease.
-        """
+        """Read a lease. Raises `RefusedError` if there is none."""
         parse, blob = partial(LeaseBody.parse, partition_id=partition_id), self._blob(partition_id)
         found = await self._blobs.download(operation, partition_id, blob, parse, limit=_MAX_BODY)
         if found is None:
@@ -489,11 +478,8 @@ class BlobLeaseStore:
     # ---- the hub of the consumer group
 
     async def _check_spelling(self, consumer_group: str) -> None:
-        """Check that the container has no leases of the group in another case.
-
-        Raises:
-            ConfigurationError: It has.
-        """
+        """Check that the container has no leases of the group in another case. Raises `ConfigurationError` if it
+        has."""
         directory = lease_directory(self._prefix, consumer_group)
 
         async def other_directory() -> str | None:

@@ -46,11 +46,7 @@ class ExpiryJudge:
         self._seen: dict[str, _Sighting] = {}
 
     def expiry_in(self, duration: float) -> Expiry:
-        """Return the expiry of a lease that is acquired or renewed now.
-
-        Args:
-            duration: Seconds.
-        """
+        """Return the expiry of a lease that is acquired or renewed now, for so many seconds."""
         wall = self._clock.time() + duration
         if self._machine is None:
             return Expiry(wall, duration=duration)
@@ -60,7 +56,6 @@ class ExpiryJudge:
         """Decide whether a lease that was just read is held.
 
         Args:
-            token: Its owner's token; None if it has no owner.
             read_at: When the reading began, on the clock's `monotonic`.
         """
         if token is None:

@@ -107,9 +107,6 @@ class LeaseBody:
 
         Args:
             partition_id: The partition its blob is named after; that name wins over the one in the body.
-
-        Raises:
-            ValueError: It is not such a body.
         """
         try:
             decoded = json.loads(raw.decode("utf-8-sig"))
@@ -154,10 +151,7 @@ def _text(values: Mapping[str, Any], name: str) -> str | None:
 
 
 def check_owner(owner: str) -> None:
-    """Refuse what cannot travel as blob metadata, where hosts of all libraries look for the owner.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
+    """Refuse what cannot be blob metadata, where hosts of all libraries look for the owner. Raises
+    `ConfigurationError`."""
     if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
         raise ConfigurationError("owner", "with blob leases, must be printable ASCII text without spaces around it")

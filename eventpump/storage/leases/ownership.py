@@ -45,12 +45,7 @@ Notify = Callable[[str | None, str], None]
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """This store's claim of a partition, as it is stored.
-
-    Args:
-        ownership: What is stored.
-        etag: Of the blob; None where the answer to the last write is not known.
-    """
+    """A claim of this store, as it is stored; its ETag is None where the answer to the last write is not known."""
 
     ownership: v5.StoredOwnership
     etag: str | None
@@ -457,9 +452,6 @@ class BlobOwnershipStore:
         """Return whether a stored checkpoint is not replaced, as it is later than the one to write.
 
         Args:
-            stored: What is stored.
-            checkpoint: What is to be written.
-            lease: The lease of the partition.
             is_own: Whether this store has written it under the lease, and no other member since.
         """
         before = stored.checkpoint
@@ -491,11 +483,7 @@ class BlobOwnershipStore:
     # ---- the group
 
     async def _look_around(self, directory: str, other: str) -> None:
-        """Report what members should know of, as the group is opened; refuse to begin beside another spelling.
-
-        Raises:
-            ConfigurationError: Nothing is in this spelling, and something in the other one.
-        """
+        """Report what members should know of, as the group is opened; refuse to begin beside another spelling."""
         found = await self._blobs.list("open", directory)
         # Checkpoints that were copied here have no ownership yet.
         self._found.update(name.rpartition("/")[2] for name in found if v5.is_of_group(name))
@@ -597,8 +585,6 @@ class _Notices:
         """Report something, unless it was reported.
 
         Args:
-            partition_id: The partition, if there is one.
-            problem: What is wrong, where, and what to do about it.
             key: What it is known by; None for its text. Default: None.
         """
         known = key or problem

@@ -75,12 +75,7 @@ _FORWARD: Final = " AND (sequence_number IS NULL OR sequence_number <= ?)"
 
 
 class NoGroupError(ConfigurationError):
-    """The file has nothing of the consumer group.
-
-    Args:
-        path: The file.
-        consumer_group: The consumer group.
-    """
+    """The file has nothing of the consumer group."""
 
     def __init__(self, path: str, consumer_group: str) -> None:
         super().__init__("path", f"{path}: has nothing of the consumer group {consumer_group}")
@@ -482,11 +477,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _check(connection: sqlite3.Connection) -> None:
-    """Check that the file is one of leases, of this version.
-
-    Raises:
-        ForeignFileError: It is not.
-    """
+    """Check that the file is one of leases, of this version. Raises `ForeignFileError` if it is not."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         raise ForeignFileError("has no leases")
@@ -502,10 +493,6 @@ def _check(connection: sqlite3.Connection) -> None:
 
 
 def check_place(path: str) -> None:
-    """Check what cannot be helped by waiting.
-
-    Raises:
-        ConfigurationError: There cannot be a file at this path.
-    """
+    """Check what cannot be helped by waiting. Raises `ConfigurationError` if there cannot be a file at this path."""
     if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or os.curdir):
         raise ConfigurationError("path", f"{path}: must be a file, existing or not, in a directory that exists")

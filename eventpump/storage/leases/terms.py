@@ -15,7 +15,6 @@ class MemberTerms:
     """How the members of one SDK keep partitions, with its defaults.
 
     Args:
-        name: The SDK.
         renewed_within: The longest time between two renewals of an ownership, in seconds.
         expires_after: After how many seconds without a renewal it takes a partition of another member.
     """

@@ -13,7 +13,6 @@ class BlobLedger(RecordLedger):
     """A `LedgerStore` in a blob container: one blob per record, written by one Put Blob with `If-None-Match: *`.
 
     Args:
-        container: Its name.
         connection_string: Of the storage account; or
         account_url: Its URL, with a signature or with the next.
         credential: "module:callable", called without arguments where the store is opened; what it returns is a

@@ -16,11 +16,7 @@ KIND = "ledger"
 
 
 class RecordLedger:
-    """A `LedgerStore` in a `RecordStore`.
-
-    Args:
-        records: Stores the records; None where `open` creates the store.
-    """
+    """A `LedgerStore` in a `RecordStore`; None where `open` creates the store."""
 
     def __init__(self, records: RecordStore | None) -> None:
         self._records = records

@@ -31,11 +31,7 @@ _FLAGS: Final = ("has_published", "is_clean", "is_stamped")
 
 
 def check_key(name: str, partition_id: str) -> Key:
-    """Check a publisher's name and a partition id.
-
-    Raises:
-        ConfigurationError: One of them is not valid.
-    """
+    """Check a publisher's name and a partition id. Raises `ConfigurationError` if one of them is not valid."""
     for field, text in (("name", name), ("partition_id", partition_id)):
         if not 0 < len(text) <= MAX_NAME or not text.isprintable():
             raise ConfigurationError(field, f"must be printable text of 1 to {MAX_NAME} characters")
@@ -43,11 +39,7 @@ def check_key(name: str, partition_id: str) -> Key:
 
 
 def check_writable(state: PublisherState) -> PublisherState:
-    """Check a state that is to be stored.
-
-    Raises:
-        ConfigurationError: It could not be read again.
-    """
+    """Check a state that is to be stored. Raises `ConfigurationError` if it could not be read again."""
     try:
         return decode_state(encode_state(state))
     except (ValueError, TypeError) as error:
@@ -60,11 +52,7 @@ def encode_state(state: PublisherState) -> bytes:
 
 
 def decode_state(raw: bytes) -> PublisherState:
-    """Decode a state. Unknown members are skipped.
-
-    Raises:
-        ValueError: It is not a state that this version knows.
-    """
+    """Decode a state, except unknown members. Raises `ValueError` if this version does not know it."""
     try:
         decoded = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError):

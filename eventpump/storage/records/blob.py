@@ -21,7 +21,6 @@ class BlobRecordStore:
     `encode_texts` returns them.
 
     Args:
-        blobs: The container, which the store closes.
         prefix: Goes before the names of records, with nothing between.
         create: Whether `open` creates a container that is missing. Default: False; a missing one is an error.
         content_type: The content type of the blobs; None for that of bytes.
@@ -49,12 +48,8 @@ class BlobRecordStore:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Check that the container is there, or create it with `create`. Opening twice is fine.
-
-        Raises:
-            ConfigurationError: There is no such container.
-            StoreError: The container can neither be created nor read.
-        """
+        """Check that the container is there, or create it with `create`. Raises `ConfigurationError` if there is
+        none."""
         if self._is_closed:
             raise ClosedError(self._kind)
         if not self._is_open:

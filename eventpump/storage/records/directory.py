@@ -48,7 +48,6 @@ class DirectoryRecordStore:
 
     Args:
         path: Created where it does not exist. For processes that may restart elsewhere, a path all machines share.
-        kind: What the store is, for errors. Default: "record store".
     """
 
     def __init__(self, path: str | os.PathLike[str], *, kind: str = "record store") -> None:

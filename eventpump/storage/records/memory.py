@@ -14,8 +14,6 @@ class MemoryRecordStore:
 
     Args:
         records: The records, shared by the stores that are given the same dictionary; None for a new one.
-        prefix: Goes before the names of records, with nothing between. Default: "".
-        kind: What the store is, for errors. Default: "record store".
     """
 
     def __init__(

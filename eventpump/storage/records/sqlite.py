@@ -30,13 +30,7 @@ _LAST: Final = "\U0010ffff"
 
 
 class SqliteRecordStore:
-    """A `RecordStore` in a SQLite file. The writes of one turn of the event loop share one transaction.
-
-    Args:
-        file: The file, which the store opens and closes.
-        prefix: Goes before the names of records, with nothing between.
-        kind: What the store is, for errors. Default: "record store".
-    """
+    """A `RecordStore` in a SQLite file. The writes of one turn of the event loop share one transaction."""
 
     def __init__(self, file: SqliteFile, prefix: str = "", *, kind: str = "record store") -> None:
         self._file = file
@@ -46,12 +40,8 @@ class SqliteRecordStore:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Open the file and create the table. Opening twice is fine.
-
-        Raises:
-            ConfigurationError: The file is of another kind, or of an earlier version.
-            StoreError: The file cannot be opened now.
-        """
+        """Open the file and create the table. Raises `ConfigurationError` for a file of another kind or an earlier
+        version."""
         if self._is_closed:
             raise ClosedError(self._kind)
         try:
@@ -130,11 +120,7 @@ def _bytes(body: bytes | str) -> bytes:
 
 
 def create_record_table(connection: sqlite3.Connection) -> None:
-    """Create the table of a file that has none.
-
-    Raises:
-        ForeignFileError: The file has tables of an earlier version.
-    """
+    """Create the table of a file that has none. Raises `ForeignFileError` for one with tables of an earlier version."""
     if former := connection.execute(_FORMER).fetchone():
         raise ForeignFileError(
             f"has the table {former[0]} of an earlier version of eventpump, whose leases, checkpoints and publishers' "

@@ -24,7 +24,6 @@ class BlobRowStore(OpenedRows):
     """A `RowStore` in a blob container: an object is the block blob `{prefix}{name}`, whole or not there.
 
     Args:
-        container: Its name.
         connection_string: Of the storage account; or
         account_url: Its URL, with a signature or with the next.
         credential: "module:callable", called without arguments where the store is opened, on the driver and in each

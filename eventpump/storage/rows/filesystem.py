@@ -45,11 +45,7 @@ class FileSystemRowStore(OpenedRows):
 
     @classmethod
     def of_uri(cls, uri: str) -> FileSystemRowStore:
-        """Create one from a URI, such as hdfs://host/path, s3://bucket/path or abfss://container@host/path.
-
-        Raises:
-            ConfigurationError: Pyarrow does not reach it.
-        """
+        """Create one from a URI, such as hdfs://host/path, s3://bucket/path or abfss://container@host/path."""
         try:
             return cls(*fs.FileSystem.from_uri(uri))
         except (OSError, ArrowException, ImportError) as error:

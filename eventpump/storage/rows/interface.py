@@ -24,37 +24,23 @@ class RowStore(Protocol):
     The driver calls `begin` once per run. Executors never create what the objects are kept in: they call `check` before
     they write, which fails where they do not see what the driver wrote, such as a directory of one machine.
 
-    It can be pickled as long as it is not open.
+    It can be pickled as long as it is not open. Each call raises `StoreError` if the store failed; `open` and `begin`
+    raise `ConfigurationError` if it cannot work as it was created. One that was closed cannot be opened again.
     """
 
     async def open(self) -> None:
-        """Prepare for the calls below, without a request and without creating anything. Opening twice is fine.
-
-        Raises:
-            ConfigurationError: A value that it was created with cannot work.
-            ClosedError: The store was closed.
-        """
+        """Prepare for the calls below, without a request and without creating anything. Opening twice is fine."""
 
     async def begin(self, name: str) -> None:
         """Create what the objects are kept in, where it does not exist, and durably write a run's token.
 
-        The call may be repeated.
-
         Args:
             name: The token's name, which no other run has.
-
-        Raises:
-            ConfigurationError: What the objects are kept in cannot be used.
-            StoreError: The store failed.
         """
 
     async def check(self, name: str) -> None:
-        """Check that this store sees a run's token, and so what the run's driver sees.
-
-        Raises:
-            ConfigurationError: It does not.
-            StoreError: The store failed.
-        """
+        """Check that this store sees a run's token, and so what the run's driver sees. Raises `ConfigurationError`
+        otherwise."""
 
     async def write(self, stem: str, parts: Sequence[bytes | memoryview]) -> str:
         """Write an object under a name that no object had before. It is durable and whole when the call returns.
@@ -68,51 +54,30 @@ class RowStore(Protocol):
 
         Returns:
             Its name: the stem, a dot, and random hexadecimal digits.
-
-        Raises:
-            StoreError: The store failed, or has no such directory.
         """
 
     async def read(self, name: str, offset: int, size: int) -> bytes | None:
-        """Return a range of an object; what there is of it, where the object ends before; None if there is no object.
-
-        Raises:
-            StoreError: The store failed.
-        """
+        """Return a range of an object; what there is of it, where the object ends before; None if there is no
+        object."""
 
     async def list(self, directory: str) -> dict[str, int]:
-        """Return the files of a directory with their sizes. A directory that does not exist has none.
-
-        Raises:
-            StoreError: The store failed.
-        """
+        """Return the files of a directory with their sizes. A directory that does not exist has none."""
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects. It is not an error if there are none of these names.
-
-        Raises:
-            StoreError: The store failed; the objects that are left may be deleted by another call.
-        """
+        """Delete objects. It is not an error if there are none of these names. What a failed call leaves may be deleted
+        again."""
 
     async def aclose(self) -> None:
         """Release the store's resources. Objects stay. Closing twice is fine."""
 
 
 def new_name(stem: str) -> str:
-    """Return a name that no object has.
-
-    Raises:
-        ValueError: The stem is not of the form "directory/file".
-    """
+    """Return a name that no object has. Raises `ValueError` if the stem is not of the form "directory/file"."""
     return "/".join(split_name(f"{stem}.{uuid.uuid4().hex}"))
 
 
 def unseen(place: str) -> ConfigurationError:
-    """Return the error for a token that is not there.
-
-    Args:
-        place: Where the store keeps its objects, without secrets.
-    """
+    """Return the error for a token that is not there, in a place without secrets."""
     return ConfigurationError(
         "rows",
         f"this executor does not see in {place} what the driver has written there: give a place that the driver and "

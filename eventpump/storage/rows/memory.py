@@ -10,12 +10,8 @@ from eventpump.storage.rows.opened import OpenedRows
 
 
 class MemoryRowStore(OpenedRows):
-    """A `RowStore` that lives as long as its process.
-
-    Args:
-        objects: The objects of each directory, shared by the stores that are given the same dictionary; None for a new
-            one.
-    """
+    """A `RowStore` that lives as long as its process, or as the objects that it is given and shares with other
+    stores."""
 
     def __init__(self, objects: dict[str, dict[str, bytes]] | None = None) -> None:
         super().__init__()
