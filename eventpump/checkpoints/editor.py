@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack
+from typing import Unpack
 
 from eventpump.aio.tasks import gather
 from eventpump.checkpoints.export import CheckpointExport
@@ -29,28 +27,21 @@ from eventpump.checkpoints.plan import (
     still,
 )
 from eventpump.clients.connection import split_options, takes_options
-from eventpump.clients.lookup import read_event
-from eventpump.clock import LoopClock
-from eventpump.core.bucket import TokenBucket
-from eventpump.errors import ConfigurationError, EventPumpError, StoreError
+from eventpump.clients.group import AT_ONCE, EVENT_TIMEOUT, GroupClient
+from eventpump.errors import ConfigurationError, EventPumpError
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.eventhubs.partitions import named_partitions, partition_order
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, HubProperties, PartitionProperties
+from eventpump.interfaces import Clock, HubProperties
 from eventpump.options.connection import ClientOptions
-from eventpump.storage.checkpoints.stored import CheckpointReader, GroupCheckpoints, StoredCheckpoint
+from eventpump.storage.checkpoints.stored import CheckpointReader, GroupCheckpoints
 from eventpump.storage.checkpoints.writing import CheckpointTarget
 from eventpump.texts import excerpt
 
-_T = TypeVar("_T")
 _Found = Checkpoint | Wanted | Refused
-
-_AT_ONCE: Final = 8
-"""Partitions that are asked for, and checkpoints that are written, at a time."""
-_EVENT_TIMEOUT: Final = 10.0
 
 
 @takes_options(ClientOptions)
-class CheckpointEditor:
+class CheckpointEditor(GroupClient):
     """Reads the checkpoints of a consumer group, and moves, copies or restores them.
 
     ::
@@ -94,22 +85,9 @@ class CheckpointEditor:
         clock: Clock | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        if not 0 < rate <= 1000:
-            raise ConfigurationError("rate", "must be above 0 and at most 1,000 requests per second")
         connection, _ = split_options(CheckpointEditor, ClientOptions, connection_string, hub, options)
-        self._connection = connection
-        self._scope = ConsumerScope(connection.fully_qualified_namespace, connection.hub, consumer_group)
-        self._checkpoints = checkpoints
-        self._transport = connection.make()
+        super().__init__(connection, consumer_group, checkpoints, rate, clock)
         self._reader_group = consumer_group if reader_group is None else reader_group
-        self._clock = LoopClock() if clock is None else clock
-        self._bucket = TokenBucket(rate, max(1, min(_AT_ONCE, int(rate))))
-        self._is_closed = False
-
-    @property
-    def scope(self) -> ConsumerScope:
-        """The consumer group."""
-        return self._scope
 
     # ---- reading
 
@@ -289,7 +267,7 @@ class CheckpointEditor:
         async def wanted(partition_id: str) -> tuple[str, Checkpoint | Refused | None]:
             return partition_id, await find(partition_id)
 
-        found = dict(await gather((wanted(each) for each in partition_ids), at_once=_AT_ONCE))
+        found = dict(await gather((wanted(each) for each in partition_ids), at_once=AT_ONCE))
         changes = plan_changes(found, stored.partitions, unwritable, force=force, forward_only=forward_only)
         forced = [each.partition_id for each in changes if each.is_forced]
         if forced:
@@ -370,18 +348,10 @@ class CheckpointEditor:
             else:
                 refused[partition_id] = reason
 
-        await gather(map(write, writes), at_once=_AT_ONCE)
+        await gather(map(write, writes), at_once=AT_ONCE)
         return sorted(written, key=partition_order), refused, failed
 
     # ---- the hub
-
-    async def _hub(self) -> HubProperties:
-        await self._turn()
-        return await self._transport.get_hub_properties(self._scope.hub)
-
-    async def _facts(self, partition_id: str) -> PartitionProperties:
-        await self._turn()
-        return await self._transport.get_partition_properties(self._scope.hub, partition_id)
 
     async def _completed(self, partition_id: str, number: int | None, offset: str | None) -> Checkpoint | Refused:
         return await self._resolved(
@@ -397,27 +367,14 @@ class CheckpointEditor:
         return of_event(partition_id, found, event.sequence_number, event.offset)
 
     async def _event(self, partition_id: str, wanted: Wanted) -> ReceivedEvent | Refused:
-        await self._turn()
         group = self._reader_group
         try:
-            event = await read_event(
-                self._transport,
-                self._scope.hub,
-                partition_id,
-                wanted.position,
-                consumer_group=group,
-                timeout=_EVENT_TIMEOUT,
-            )
+            event = await self._first_event(partition_id, wanted.position, group)
         except EventPumpError as error:
             return Refused(f"the event at {wanted.position} could not be read in consumer group {group}: {error}")
         if event is None:
-            return Refused(f"the event at {wanted.position} did not arrive within {_EVENT_TIMEOUT:g} s")
+            return Refused(f"the event at {wanted.position} did not arrive within {EVENT_TIMEOUT:g} s")
         return event
-
-    async def _turn(self) -> None:
-        delay = self._bucket.take(self._clock.monotonic())
-        if delay:
-            await asyncio.sleep(delay)
 
     # ---- what was given
 
@@ -452,52 +409,6 @@ class CheckpointEditor:
             problem = f"hub {self._scope.hub} has no partition {unknown[0]}: it has {known[0]} to {known[-1]}"
             raise ConfigurationError("partitions", problem)
         return [each for each in known if each in partitions]
-
-    async def _stored(self, reader: CheckpointReader, hub: HubProperties) -> GroupCheckpoints:
-        """Read what a store has of all partitions: of those that are selected alone, it may be nothing."""
-        partition_ids = sorted(hub.partition_ids, key=partition_order)
-        found = await self._calling(reader.read(self._scope, partition_ids))
-        partitions: Mapping[str, StoredCheckpoint] = dict(found.partitions)
-        return GroupCheckpoints(partitions, tuple(found.notes))
-
-    async def _calling(self, call: Awaitable[_T]) -> _T:
-        """Await a call of a reader or a writer, which may be the user's own: its errors are those of a store."""
-        try:
-            return await call
-        except EventPumpError:
-            raise
-        except Exception as error:
-            raise StoreError("access checkpoints", f"{type(error).__name__}: {error}") from error
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock.time(), UTC)
-
-    async def aclose(self) -> None:
-        """Close the connection, unless it is the caller's, and what reads the checkpoints. May be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            await self._checkpoints.aclose()
-        finally:
-            if self._connection.is_owned:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSE_TIMEOUT):
-                        await self._transport.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __repr__(self) -> str:
-        scope = self._scope
-        return (
-            f"CheckpointEditor({scope.fully_qualified_namespace}/{scope.hub}, consumer_group={scope.consumer_group!r})"
-        )
 
 
 def write_new_file(path: str, text: str) -> None:

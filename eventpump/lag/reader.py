@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Final, Self, Unpack
+from datetime import datetime
+from typing import Unpack
 
 from eventpump.aio.tasks import gather
 from eventpump.clients.connection import split_options, takes_options
-from eventpump.clients.lookup import read_event
-from eventpump.clock import LoopClock
-from eventpump.core.bucket import TokenBucket
-from eventpump.errors import ConfigurationError, EventPumpError, ServiceError, StoreError
+from eventpump.clients.group import AT_ONCE, GroupClient
+from eventpump.errors import ConfigurationError, EventPumpError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, PartitionProperties
+from eventpump.interfaces import Clock, PartitionProperties
 from eventpump.lag.group import GroupLag, PartitionRead, first_unprocessed, progress_of
 from eventpump.options.connection import ClientOptions
-from eventpump.storage.checkpoints.stored import CheckpointReader, GroupCheckpoints, StoredCheckpoint
-
-_AT_ONCE: Final = 8
-"""Partitions that are asked for at a time, and requests that may begin at once after a pause."""
-_FIRST_EVENT_TIMEOUT: Final = 10.0
+from eventpump.storage.checkpoints.stored import CheckpointReader, StoredCheckpoint
 
 
 @takes_options(ClientOptions)
-class LagReader:
+class LagReader(GroupClient):
     """Reads how far a consumer group is behind, in any partition of its hub.
 
     ::
@@ -74,33 +67,20 @@ class LagReader:
         clock: Clock | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        if not 0 < rate <= 1000:
-            raise ConfigurationError("rate", "must be above 0 and at most 1,000 requests per second")
         if stalled_after <= 0:
             raise ConfigurationError("stalled_after", "must be above 0")
         if reader_group is not None and reader_group.lower() == consumer_group.lower():
             problem = "must be another consumer group than the one that is watched, whose partitions have readers"
             raise ConfigurationError("reader_group", problem)
         connection, _ = split_options(LagReader, ClientOptions, connection_string, hub, options)
-        self._connection = connection
-        self._scope = ConsumerScope(connection.fully_qualified_namespace, connection.hub, consumer_group)
-        self._checkpoints = checkpoints
-        self._transport = connection.make()
+        super().__init__(connection, consumer_group, checkpoints, rate, clock)
         self._reader_group = reader_group
         self._stalled_after = stalled_after
-        self._clock = LoopClock() if clock is None else clock
-        self._bucket = TokenBucket(rate, max(1, min(_AT_ONCE, int(rate))))
         self._partition_ids: Sequence[str] = ()
         self._reads: dict[str, PartitionRead] = {}
         self._stored_at: datetime | None = None
         self._notes: list[str] = []
         self._reading = asyncio.Lock()
-        self._is_closed = False
-
-    @property
-    def scope(self) -> ConsumerScope:
-        """The consumer group that is watched."""
-        return self._scope
 
     async def read(self) -> GroupLag:
         """Read the lag of each partition. For hubs of more partitions than `rate` it takes seconds.
@@ -114,19 +94,17 @@ class LagReader:
             ConfigurationError: There is no such store.
         """
         async with self._reading:
-            await self._turn()
-            properties = await self._transport.get_hub_properties(self._scope.hub)
-            partition_ids = sorted(properties.partition_ids, key=partition_order)
-            stored = await self._read_checkpoints(partition_ids)
-            self._partition_ids, self._stored_at = partition_ids, self._now()
+            hub = await self._hub()
+            stored = await self._stored(self._checkpoints, hub)
+            self._partition_ids, self._stored_at = sorted(hub.partition_ids, key=partition_order), self._now()
             problems = [
                 f"partition {each.partition_id}: {each.place}: {each.problem}"
                 for each in stored.partitions.values()
                 if each.problem is not None
             ]
             self._notes = [*stored.notes, *problems]
-            work = (self._read_partition(each, stored.partitions.get(each)) for each in partition_ids)
-            await gather(work, at_once=_AT_ONCE)
+            work = (self._read_partition(each, stored.partitions.get(each)) for each in self._partition_ids)
+            await gather(work, at_once=AT_ONCE)
             return self._result()
 
     async def watch(self, interval: float = 10.0) -> AsyncGenerator[GroupLag, None]:
@@ -168,20 +146,10 @@ class LagReader:
             yield result
             await asyncio.sleep(max(0.0, begun + interval - self._clock.monotonic()))
 
-    async def _read_checkpoints(self, partition_ids: Sequence[str]) -> GroupCheckpoints:
-        try:
-            found = await self._checkpoints.read(self._scope, partition_ids)
-            return GroupCheckpoints(dict(found.partitions), tuple(found.notes))
-        except EventPumpError:
-            raise
-        except Exception as error:  # of a reader that is the user's own
-            raise StoreError("read checkpoints", f"{type(error).__name__}: {error}") from error
-
     async def _read_partition(self, partition_id: str, checkpoint: StoredCheckpoint | None) -> None:
-        await self._turn()
         before = self._reads.get(partition_id, PartitionRead(checkpoint=checkpoint))
         try:
-            properties = await self._transport.get_partition_properties(self._scope.hub, partition_id)
+            properties = await self._facts(partition_id)
             unread_since = await self._find_unread_since(before, properties, checkpoint)
         except ServiceError as error:
             self._reads[partition_id] = replace(before, error=str(error))
@@ -202,11 +170,9 @@ class LagReader:
             known = first_unprocessed(before.properties, before.checkpoint)
             if known == following:
                 return before.unread_since
-        await self._turn()
         position = EventPosition.at_sequence_number(following, inclusive=True)
-        found = (self._transport, self._scope.hub, properties.partition_id, position)
         try:
-            event = await read_event(*found, consumer_group=self._reader_group, timeout=_FIRST_EVENT_TIMEOUT)
+            event = await self._first_event(properties.partition_id, position, self._reader_group)
         except EventPumpError as error:
             where = f"partition {properties.partition_id}"
             self._notes.append(f"{where}: its oldest unprocessed event could not be read: {error}")
@@ -221,37 +187,6 @@ class LagReader:
             for each in self._partition_ids
         ]
         return GroupLag(self._scope, self._stored_at, partitions, tuple(self._notes))
-
-    async def _turn(self) -> None:
-        delay = self._bucket.take(self._clock.monotonic())
-        if delay:
-            await asyncio.sleep(delay)
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock.time(), UTC)
-
-    async def aclose(self) -> None:
-        """Close the connection, unless it is the caller's, and what reads the checkpoints. May be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            await self._checkpoints.aclose()
-        finally:
-            if self._connection.is_owned:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSE_TIMEOUT):
-                        await self._transport.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def __repr__(self) -> str:
-        scope = self._scope
-        return f"LagReader({scope.fully_qualified_namespace}/{scope.hub}, consumer_group={scope.consumer_group!r})"
 
 
 def _position(checkpoint: StoredCheckpoint | None) -> tuple[int | None, str | None]:
