@@ -339,9 +339,6 @@ def _encode(value: Any, depth: int) -> bytes:
 def encode(value: Any, depth: int = MAX_DEPTH) -> bytes:
     """Encode one value, constructor included.
 
-    Args:
-        depth: How deeply values may nest in it, itself counted. Default: `MAX_DEPTH`.
-
     Raises:
         EncodeError: It has no AMQP form.
     """
@@ -624,11 +621,6 @@ def _decode(data: bytes, pos: int, end: int, depth: int) -> tuple[Any, int]:
 def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, int]:
     """Decode one value.
 
-    Args:
-        data: The bytes.
-        offset: Where the value's constructor is.
-        end: Where the bytes that may belong to it end; None for the end of `data`.
-
     Returns:
         The value, and the position after it. Nothing in it aliases `data`.
 
@@ -646,13 +638,7 @@ def decode_described(data: bytes, pos: int, end: int, depth: int = 1) -> Any:
     """Decode a value that is described by what stands before it, which is not read: the value of a section, say.
 
     Args:
-        data: The bytes.
-        pos: Where the value's constructor is.
-        end: Where it ends.
         depth: How deeply it lies in what `decode` would be called with. Default: 1, a description.
-
-    Raises:
-        AmqpDecodeError: As `decode`, of the description as a whole.
     """
     if end - pos > _NEVER_COUNTED:
         _count_value(data, pos, end, MAX_ITEMS - 3, MAX_DEPTH - depth)  # itself and its descriptor
@@ -661,11 +647,6 @@ def decode_described(data: bytes, pos: int, end: int, depth: int = 1) -> Any:
 
 def items_at(data: bytes, pos: int, end: int) -> list[int]:
     """Find the items of a list, without decoding them.
-
-    Args:
-        data: The bytes.
-        pos: Where the list's constructor is.
-        end: Where the list ends.
 
     Returns:
         Where each begins, and the end of the last one.
@@ -705,11 +686,6 @@ def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
     Call it before `decode` where `MAX_ITEMS` is too many. It makes no objects, does not look into strings or
     binaries, and stops at the first count that is over the limit. It does not check that the values can be decoded.
 
-    Args:
-        pos: Where the first value's constructor is.
-        end: Where the last value ends.
-        limit: How many values there may be.
-
     Raises:
         AmqpDecodeError: There are more, or a value runs past `end`.
     """
@@ -720,14 +696,8 @@ def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
 
 
 def _count_value(data: bytes, pos: int, end: int, left: int, depth: int) -> tuple[int, int]:
-    """Count what the value at `pos`, which is counted itself, holds.
-
-    Args:
-        left: How many more values there may be.
-
-    Returns:
-        The position after it, and how many more values there may be then.
-    """
+    """Count what the value at `pos`, which counts itself, holds; return the position after it, and how many are left
+    then."""
     if left < 0:
         raise _too_many()
     if depth <= 0:
@@ -788,9 +758,6 @@ def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
 
     A descriptor may be any value, a described one too (1.2).
 
-    Args:
-        depth: How deeply descriptions may nest from here on.
-
     Raises:
         AmqpDecodeError: It runs past `end`, or its type is unknown.
     """
@@ -806,11 +773,7 @@ def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
 
 
 def skip_plain(data: bytes, pos: int, end: int) -> int:
-    """Skip a value that is not described.
-
-    Raises:
-        AmqpDecodeError: As `skip`, and where it is described.
-    """
+    """Skip a value that is not described. Raises `AmqpDecodeError` as `skip`, and where it is described."""
     if pos >= end:
         raise _short_of_bytes()
     kind = data[pos] >> 4

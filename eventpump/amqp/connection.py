@@ -139,7 +139,6 @@ class Messages:
 
     Args:
         payloads: Not shown: a request for a token, or with one, is such a message.
-        delivery_ids: To settle them by, in the order of `payloads`; empty where they came settled.
         formats: Their message formats; None where all are 0.
     """
 
@@ -291,11 +290,7 @@ CONNECTION_STEPS: Mapping[Role, _Steps] = MappingProxyType(
         },
     }
 )
-"""Every change of a connection's state, per role: what it does, and the state after it.
-
-Where there is no entry, a call does nothing, and what the peer sent breaks a rule (`FAIL`). A client begins in `START`,
-a server in `SASL_HEADER`, where it takes the AMQP header only if its config does not require SASL.
-"""
+"""Every change of a connection's state, per role: what it does, and the state after it."""
 
 _SASL_INPUTS: Mapping[type[Composite], ConnectionInput] = {
     SaslMechanisms: ConnectionInput.RECEIVE_MECHANISMS,
@@ -321,7 +316,6 @@ class Connection:
     """One end of a connection, in either role.
 
     Attributes:
-        output: What waits to be sent, by sessions and links too.
         links: The links that both ends have attached, by name and whether this end receives (2.6.1).
         limits: At first those of the config; the shell may put others here at any time.
         pending: What was read and is not handled yet: a frame that is not whole, or what waits (`is_behind`).
@@ -390,11 +384,8 @@ class Connection:
                 self._frames.trace.frame(0, None, is_sent=True)
 
     def time_out(self) -> list[Event]:
-        """Close, as the peer was silent for too long. A shell that has more to say about it closes before.
-
-        Returns:
-            Events, as `receive`.
-        """
+        """Close, as the peer was silent for too long; return events, as `receive`. A shell with more to say closes
+        before."""
         if self.state is ConnectionState.CLOSED:
             return []
         return self._fail(
@@ -422,11 +413,8 @@ class Connection:
             self._events.append(Closed(error, is_local=True))
 
     def begin(self) -> Session:
-        """Begin a session; `SessionBegun` reports that it is mapped.
-
-        Raises:
-            ClosedError: The connection is not open.
-        """
+        """Begin a session; `SessionBegun` reports that it is mapped. Raises `ClosedError` if the connection is not
+        open."""
         if self.state is not ConnectionState.OPENED:
             raise ClosedError("connection")
         session = self._new_session(is_remote_initiated=False)
@@ -438,15 +426,8 @@ class Connection:
         self._step(ConnectionInput.CLOSE, error)
 
     def _step(self, happened: ConnectionInput, error: AmqpError | None = None) -> ConnectionAction | None:
-        """Go to the next state, and send what is due.
-
-        Args:
-            happened: What happened.
-            error: For the close, where one is due.
-
-        Returns:
-            What was done; None where nothing happens in this state.
-        """
+        """Go to the next state, and send what is due; return what was done, None where nothing happens in this
+        state."""
         action, state = CONNECTION_STEPS[self.role].get((self.state, happened), (None, self.state))
         match action:
             case ConnectionAction.SEND_SASL_HEADER:
@@ -604,11 +585,7 @@ class Connection:
         return events
 
     def _receive_step(self, data: bytes, pos: int) -> int:
-        """Read what the state expects at `pos`.
-
-        Returns:
-            The position after it, `pos` where there is not enough.
-        """
+        """Read what the state expects at `pos`; return the position after it, `pos` where there is not enough."""
         if self.state in _FRAMED:
             return self._receive_frames(data, pos)
         if self.state in (ConnectionState.CLOSED, ConnectionState.SASL_ANSWER):
@@ -616,14 +593,7 @@ class Connection:
         return self._receive_header(data, pos)
 
     def receive_eof(self, reason: str = "the peer closed the byte stream") -> list[Event]:
-        """Handle the end of the byte stream.
-
-        Args:
-            reason: Why it ended, for the error of `Closed`.
-
-        Returns:
-            `Closed`, unless that was reported before.
-        """
+        """Handle the end of the byte stream, for this reason; return `Closed`, unless that was reported before."""
         self.output.clear()
         action = self._step(ConnectionInput.RECEIVE_EOF)
         if action is not None:
@@ -647,11 +617,7 @@ class Connection:
         self.kept = 0
 
     def _fail(self, condition: str, description: str) -> list[Event]:
-        """Close because of what the peer did.
-
-        Returns:
-            The events before it, and `Closed`.
-        """
+        """Close because of what the peer did; return the events before it, and `Closed`."""
         error = AmqpError(condition, description)
         self._step(ConnectionInput.FAIL, error)
         self._events.append(Closed(error, is_local=True))
@@ -678,11 +644,7 @@ class Connection:
         return pos + 8
 
     def _receive_frames(self, data: bytes, pos: int) -> int:
-        """Read whole frames from `pos` on.
-
-        Returns:
-            The position after the last whole one.
-        """
+        """Read whole frames from `pos` on; return the position after the last whole one."""
         end = len(data)
         is_opened = self.state is _OPENED
         limit = self.config.max_frame_size if is_opened or self.state not in _IN_SASL else SASL_FRAME_LIMIT

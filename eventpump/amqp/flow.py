@@ -28,10 +28,7 @@ class SessionFlow(ABC):
     """A session as its links see it. What a link sends goes out here; `Session` adds what the peer sends.
 
     Args:
-        frames: Where frames go.
-        config: What this end offers and allows.
         unfinished_bytes: Counts what has arrived of messages that are not whole, over all links of the connection.
-        channel: This end's channel.
 
     Attributes:
         remote_channel: The peer's channel, once its begin has arrived.
@@ -123,11 +120,8 @@ class SessionFlow(ABC):
         )
 
     def next_delivery_id(self, unsettled_on: int | None) -> int:
-        """Return the next delivery id (2.6.12).
-
-        Args:
-            unsettled_on: The handle of the link on which the peer settles it; None for one that is sent settled.
-        """
+        """Return the next delivery id (2.6.12); `unsettled_on` is the handle of the link on which the peer settles
+        it."""
         delivery_id = self.outgoing_delivery_id
         self.outgoing_delivery_id = (delivery_id + 1) & UINT
         if unsettled_on is not None:
@@ -174,11 +168,7 @@ class SessionFlow(ABC):
             self.send_flow()
 
     def open_window(self, flow: Flow) -> bool:
-        """Handle the window of a flow of the peer (2.5.6), and send what was held back for it.
-
-        Returns:
-            Whether senders that were held back may go on.
-        """
+        """Handle the window of a flow of the peer (2.5.6), and send what was held back for it."""
         expected = self._initial_outgoing_id if flow.next_incoming_id is None else flow.next_incoming_id
         ahead = (self.next_outgoing_id - expected) & UINT
         if ahead > UINT >> 1:

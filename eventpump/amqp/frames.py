@@ -15,8 +15,6 @@ class FrameWriter:
     """Queues frames for the shell to send.
 
     Attributes:
-        output: What waits to be sent. Links append their transfers to it themselves.
-        max_frame_size: The largest frame that the peer takes, in bytes.
         is_open: Whether sessions and links may send: after both opens, before a close.
         trace: Called with each frame sent or received; None for no trace.
     """
@@ -33,9 +31,6 @@ class FrameWriter:
         """Queue one performative as a frame that the peer takes (2.4.1).
 
         One that is too large is sent with less in it where that is possible: a shorter error, no properties of an open.
-
-        Returns:
-            False where it would be larger than the peer's max-frame-size all the same; then nothing is queued.
         """
         body = performative.encode()
         if isinstance(performative, End | Close) and performative.error is None:
@@ -52,11 +47,8 @@ class FrameWriter:
         return True
 
     def send_sasl(self, performative: Composite) -> None:
-        """Queue one performative as a SASL frame.
-
-        Raises:
-            ProtocolError: It is larger than the 512 bytes that every peer takes.
-        """
+        """Queue one performative as a SASL frame. Raises `ProtocolError` if it has more than the 512 bytes every peer
+        takes."""
         body = performative.encode()
         if len(body) + 8 > MIN_MAX_FRAME_SIZE:  # 5.3.1
             raise ProtocolError(FRAME_SIZE_TOO_SMALL, "a SASL frame larger than any peer must take")

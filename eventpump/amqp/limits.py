@@ -37,9 +37,5 @@ class ConnectionLimits:
 
 
 def cost_of(data: bytes, pos: int, end: int) -> int:
-    """Return what a decoded performative takes while it is kept.
-
-    Raises:
-        AmqpDecodeError: As `count_items`.
-    """
+    """Return what a decoded performative takes while it is kept. Raises `AmqpDecodeError` as `count_items`."""
     return end - pos + ITEM_COST * count_items(data, pos, end, MAX_ITEMS)

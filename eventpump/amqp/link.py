@@ -89,10 +89,7 @@ LINK_STEPS: Mapping[tuple[AttachState, LinkInput], tuple[LinkAction, AttachState
         (AttachState.DETACH_SENT, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, AttachState.DETACHED),
     }
 )
-"""Every change of a link's state: what it does, and the state after it. Where there is no entry, nothing happens.
-
-A link of ours begins in `ATTACH_SENT`, one of the peer's in `ATTACH_RECEIVED`.
-"""
+"""Every change of a link's state: what it does, and the state after it. Where there is no entry, nothing happens."""
 
 
 def _delivery_id(value: int) -> bytes:
@@ -122,8 +119,6 @@ class Link:
     """One end of a link. Made by `Session.attach`, or for the peer's attach by the engine.
 
     Attributes:
-        name: Its name, unique in the session per direction.
-        is_receiver: Whether this end receives.
         remote: The peer's attach, once received.
         credit: Sender: messages the peer takes now; receiver: messages it may still send.
         allowance: Receiver: messages that the peer may send without exceeding what it was granted. More than the credit
@@ -131,7 +126,6 @@ class Link:
         is_probed: Receiver: whether a flow of the peer is awaited in answer to `probe`.
         answers_echo: Whether a flow of the peer that asks for an answer gets one (2.7.4); False simulates a dead link.
         largest_message: Receiver: the largest message it takes, in bytes.
-        incoming: Receiver: the delivery that is arriving.
         is_detach_reported: Whether the end of the link was reported when this end detached it (`fail`).
         kept: What the peer's attach takes here, in bytes, as `Connection.kept` counts it.
         snd_settle_mode: The settlement mode that this end's attach states (2.8.2): 0 unsettled, 1 settled, 2 mixed.
@@ -195,10 +189,6 @@ class Link:
 
     def on_attach(self, attach: Attach, kept: int) -> bool:
         """Handle the peer's attach, once per link.
-
-        Args:
-            attach: The attach.
-            kept: What it takes here, in bytes.
 
         Returns:
             Whether it is to be reported: not where it answers an attach of ours with a refusal, or too late.
@@ -313,9 +303,6 @@ class Link:
 
         Args:
             drain: Ask the peer to use it up at once; `CreditChanged` reports when it has, with a credit of 0.
-
-        Raises:
-            ClosedError: The link is not attached yet.
         """
         if self.state in (AttachState.ATTACH_SENT, AttachState.ATTACH_RECEIVED):
             raise ClosedError(f"link {self.name}")
@@ -327,13 +314,8 @@ class Link:
         self.session.send_flow(self.handle, delivery_count=self.delivery_count, credit=credit, drain=drain)
 
     def probe(self) -> bool:
-        """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` reports it.
-
-        Credit stays as it is.
-
-        Returns:
-            False, and nothing is sent, on a link that is not attached.
-        """
+        """Ask the peer of a receiver link for a flow of its own (2.7.4, echo); `FlowAnswered` reports it. False if not
+        attached."""
         if not self.is_attached:
             return False
         self.is_probed = True
@@ -349,8 +331,6 @@ class Link:
         """Handle a transfer.
 
         Args:
-            transfer: The transfer.
-            payload: The part of the message in it.
             unfinished_limit: How many bytes of unfinished messages the connection holds at most; None for no limit.
 
         Returns:
@@ -413,11 +393,6 @@ class Link:
 
         Returns:
             Its delivery id, by which `Outcomes` reports its outcome.
-
-        Raises:
-            ClosedError: The link is not attached.
-            EventTooLargeError: Larger than the peer allows.
-            ValueError: The link was attached for settled messages only, or for unsettled ones only (2.8.2).
         """
         if not self.is_attached:
             self._require_attached()
@@ -465,11 +440,6 @@ class Link:
 
         Returns:
             How many were sent.
-
-        Raises:
-            ClosedError: The link is not attached.
-            EventTooLargeError: The first of them is larger than the peer allows.
-            ValueError: The link was attached for unsettled messages only (2.8.2).
         """
         self._require_attached()
         if self.snd_settle_mode == 0:
@@ -545,11 +515,7 @@ class Link:
         return is_answer
 
     def on_flow(self, flow: Flow) -> bool:
-        """Handle a flow for this link.
-
-        Returns:
-            Whether to report it: it changes a sender's credit, or ends a drain.
-        """
+        """Handle a flow for this link; return whether to report it: it changes a sender's credit, or ends a drain."""
         if not self.is_live:
             return False
         if self.is_receiver:

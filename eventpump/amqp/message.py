@@ -154,9 +154,6 @@ def listed(value: Header | Properties, *, is_padded: bool = False) -> list[Any]:
 
     Args:
         is_padded: Keep those, as nulls.
-
-    Raises:
-        EncodeError: A field has another type than the specification's.
     """
     prepared: list[Any] = []
     for name, prepare in zip(_NAMES[type(value)], value._prepare, strict=True):  # noqa: SLF001 - of this module
@@ -205,9 +202,6 @@ class Message:
 
         Args:
             is_padded: Write all fields of the properties section, as the service does in its answers.
-
-        Raises:
-            EncodeError: A value has no AMQP form.
         """
         out: list[bytes] = []
         if self.header is not None:
@@ -235,11 +229,7 @@ class Message:
 
     @classmethod
     def decode(cls, raw: bytes) -> Message:
-        """Decode a message, its sections in any order.
-
-        Raises:
-            AmqpDecodeError: It is not a message.
-        """
+        """Decode a message, its sections in any order. Raises `AmqpDecodeError` if it is none."""
         made = cls()
         bodies: list[tuple[int, Any]] = []
         for code, _, start, end in check_sections(raw):
@@ -278,20 +268,12 @@ def _body(sections: list[tuple[int, Any]]) -> Body | None:
 
 
 def decode_body(raw: bytes) -> Body | None:
-    """Decode the body of a message; None if it has none.
-
-    Raises:
-        AmqpDecodeError: The bytes are no message, or the body cannot be decoded.
-    """
+    """Decode the body of a message; None if it has none. Raises `AmqpDecodeError` if it cannot be decoded."""
     return _body([(code, decode_described(raw, start, end)) for code, start, end in values_at(raw, DATA, AMQP_VALUE)])
 
 
 def decode_properties(raw: bytes) -> dict[str, Any]:
-    """Decode the standard properties of a message that are set, by their names in `Properties`.
-
-    Raises:
-        AmqpDecodeError: The bytes are no message, or one of the properties cannot be decoded.
-    """
+    """Decode the standard properties of a message that are set, by their names in `Properties`."""
     items = section_value(raw, PROPERTIES)
     if not items:
         return {}
@@ -301,15 +283,7 @@ def decode_properties(raw: bytes) -> dict[str, Any]:
 
 
 def decode_property(raw: bytes, place: int) -> Any:
-    """Decode one standard property of a message; None if it is not set.
-
-    Args:
-        raw: The message.
-        place: The index of the property in `PROPERTY_NAMES`.
-
-    Raises:
-        AmqpDecodeError: The bytes are no message, its properties are no list, or this one cannot be decoded.
-    """
+    """Decode the property of an index in `PROPERTY_NAMES`; None if it is not set. Raises `AmqpDecodeError`."""
     for _, start, end in values_at(raw, PROPERTIES, PROPERTIES):
         items = items_at(raw, start, end)
         if len(items) - 1 > len(PROPERTY_NAMES):

@@ -161,11 +161,7 @@ def _register(symbol: str) -> Callable[[type[Any]], type[Any]]:
 
 
 def composite(value: Described) -> Any:
-    """Make the object of a described list.
-
-    Raises:
-        AmqpDecodeError: Unknown descriptor, too many fields, a field of the wrong type, or a mandatory one missing.
-    """
+    """Make the object of a described list."""
     descriptor = value.descriptor
     cls = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else _CLASSES.get(descriptor)
     if cls is None or isinstance(descriptor, (str, float)) != isinstance(descriptor, Symbol):
@@ -191,14 +187,8 @@ MAX_ITEMS = 8192
 
 
 def decode_performative(data: bytes, offset: int, end: int) -> tuple[Any, int]:
-    """Decode the performative that opens a frame's body.
-
-    Returns:
-        It, and the position after it.
-
-    Raises:
-        AmqpDecodeError: It is not a known performative, or holds more than `MAX_ITEMS` values.
-    """
+    """Decode the performative that opens a frame's body; return the position after it, too. Raises
+    `AmqpDecodeError`."""
     head = data[offset : offset + 5]
     if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0":
         own_end = min(offset + 5 + head[-1], end)

@@ -18,14 +18,7 @@ _from_bytes = int.from_bytes
 
 
 class Delivery(NamedTuple):
-    """A message that has arrived whole.
-
-    Attributes:
-        payload: The encoded message.
-        delivery_id: To settle it by.
-        message_format: Of the message.
-        is_settled: Whether the sender settled it, so that there is nothing to settle.
-    """
+    """A message that has arrived whole. If the sender settled it, there is nothing to settle."""
 
     payload: bytes
     delivery_id: int
@@ -41,11 +34,7 @@ class Violation(NamedTuple):
 
 
 class UnfinishedBytes:
-    """Counts the bytes of deliveries that are not whole yet, over all links of a connection.
-
-    Attributes:
-        count: How many there are.
-    """
+    """Counts the bytes of deliveries that are not whole yet, over all links of a connection."""
 
     __slots__ = ("count",)
 
@@ -69,8 +58,6 @@ class Reassembly:
 
     Attributes:
         buffer: The payload received so far; None between deliveries.
-        delivery_id: Its id.
-        message_format: Its message format.
         is_settled: Whether one of its transfers stated that it is settled.
     """
 
@@ -96,8 +83,6 @@ class Reassembly:
         """Add a transfer, its first one too, to the delivery.
 
         Args:
-            transfer: The transfer.
-            payload: The part of the message in it.
             size_limit: The largest message, in bytes.
             total_limit: How many bytes of unfinished deliveries the connection holds at most; None for no limit.
 
@@ -144,8 +129,6 @@ class Form(NamedTuple):
         rest: The fields after the tag.
         rest_at: Where they begin.
         payload_at: Where the payload begins.
-        channel: Of the frame.
-        handle: Of the transfer.
     """
 
     prefix: bytes
@@ -165,9 +148,6 @@ def take_run(form: Form, data: bytes, pos: int, largest: int, room: int, inbox: 
     They differ in delivery id, tag and payload only, and need no decoding.
 
     Args:
-        form: Of the transfers.
-        data: What was read from the peer.
-        pos: Where the first of them begins.
         largest: The largest frame to take, in bytes.
         room: How many transfers to take at most.
         inbox: Where the payloads are appended to.
@@ -201,18 +181,8 @@ if core is not None:
 
 
 def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> Form | None:
-    """Describe how a transfer is written.
-
-    Args:
-        transfer: The transfer, decoded.
-        data: Where it was read.
-        pos: Where its frame begins.
-        payload: Where its payload begins.
-        channel: Of its frame.
-
-    Returns:
-        Its form, None where it is not plain or is written in an unusual way.
-    """
+    """Return how a transfer is written, whose frame begins at `pos`; None where it is not plain or written
+    unusually."""
     if not transfer.settled or transfer.message_format or transfer.more or transfer.aborted:
         return None
     if data[pos + 4] != 2 or data[pos + 8 : pos + 12] != _TRANSFER_MARK:

@@ -39,7 +39,6 @@ class _Rule(NamedTuple):
     """The rule of the specification for one section.
 
     Attributes:
-        symbol: Its descriptor in symbolic form.
         rank: Its place in the order of the sections; the three bodies share one.
         constructors: Those that its value may have; empty for any.
         repeats: Whether a message may have several of them.
@@ -87,11 +86,7 @@ _from_bytes = int.from_bytes
 
 
 def section(code: int, value: Any) -> bytes:
-    """Encode one section other than data.
-
-    Raises:
-        EncodeError: The value has no AMQP form.
-    """
+    """Encode one section other than data. Raises `EncodeError` if the value has no AMQP form."""
     return MARKER + bytes((code,)) + encode(value, MAX_DEPTH - 1)  # a described value nests
 
 
@@ -124,9 +119,6 @@ def code_at(raw: bytes, pos: int, end: int) -> tuple[int, int]:
 
     Returns:
         The section's code, 0 for one that the specification does not have; and where its value begins.
-
-    Raises:
-        AmqpDecodeError: There is no descriptor.
     """
     if raw[pos] != 0:
         raise AmqpDecodeError("a message does not consist of sections")
@@ -137,14 +129,7 @@ def code_at(raw: bytes, pos: int, end: int) -> tuple[int, int]:
 
 
 def section_at(raw: bytes, pos: int, end: int) -> tuple[int, int, int]:
-    """Find the section at `pos`.
-
-    Returns:
-        Its code, where its value begins, and where it ends.
-
-    Raises:
-        AmqpDecodeError: There is no section of a message, or it is longer than what is there.
-    """
+    """Find the section at `pos`: its code, where its value begins, and where it ends. Raises `AmqpDecodeError`."""
     if raw[pos : pos + 2] == MARKER and pos + 2 < end:
         code, value = raw[pos + 2], pos + 3
     else:
@@ -155,14 +140,8 @@ def section_at(raw: bytes, pos: int, end: int) -> tuple[int, int, int]:
 
 
 def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
-    """Find the sections of a message.
-
-    Returns:
-        For each its code, where its descriptor starts, and where it ends.
-
-    Raises:
-        AmqpDecodeError: The bytes do not consist of sections.
-    """
+    """Find the sections of a message: code, where the descriptor starts, and where it ends. Raises
+    `AmqpDecodeError`."""
     spans: list[tuple[int, int, int]] = []
     pos, end = 0, len(raw)
     while pos < end:
@@ -180,9 +159,6 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
 
     Returns:
         For each its code, where its descriptor starts, where its value begins, and where it ends.
-
-    Raises:
-        AmqpDecodeError: The bytes are no message.
     """
     found: list[tuple[int, int, int, int]] = []
     seen: set[int] = set()
@@ -203,19 +179,8 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def values_at(raw: bytes, first: int, last: int) -> list[tuple[int, int, int]]:
-    """Find some sections of a message, which is checked as by `check_sections`.
-
-    Args:
-        raw: The message.
-        first: The lowest code of the sections to find.
-        last: The highest one.
-
-    Returns:
-        For each its code, where its value begins, and where it ends.
-
-    Raises:
-        AmqpDecodeError: The bytes are no message.
-    """
+    """Find the sections with codes from `first` to `last`, as `check_sections` does: code, where the value begins and
+    ends."""
     found: list[tuple[int, int, int]] = []
     pos, rank, size = 0, 0, len(raw)
     while pos + 4 < size:
@@ -233,14 +198,8 @@ def values_at(raw: bytes, first: int, last: int) -> list[tuple[int, int, int]]:
 
 
 def section_value(raw: bytes, code: int) -> Any:
-    """Decode one section of a message, and no other: header, properties, footer or annotations.
-
-    Returns:
-        Its value; None where the message does not have it.
-
-    Raises:
-        AmqpDecodeError: The bytes are no message, or the value cannot be decoded.
-    """
+    """Decode one section of a message, and no other (None if there is none): header, properties, footer or
+    annotations."""
     for _, start, end in values_at(raw, code, code):
         return decode_described(raw, start, end)
     return None
@@ -256,9 +215,6 @@ def prefix_end(raw: bytes) -> int:
     """Find where the header and annotations end that a message begins with.
 
     What follows them is not checked. Where the last of them is cut off, the position is after the message's end.
-
-    Raises:
-        AmqpDecodeError: One of them is malformed.
     """
     pos = 0
     end = len(raw) - 4
@@ -293,16 +249,9 @@ def check_rest(raw: bytes, pos: int) -> bool:
 
     Sections in their usual forms and order are walked by their lengths.
 
-    Args:
-        raw: The message.
-        pos: Where its header and annotations end (`prefix_end`).
-
     Returns:
         Whether that is all of them. False where a header or annotations section is there too, as Python writes delivery
         annotations behind the body; nothing is checked across the position then.
-
-    Raises:
-        AmqpDecodeError: It is not a message.
     """
     start, size = pos, len(raw)
     last = _LAST_OF_PREFIX
@@ -331,11 +280,7 @@ _LAST_OF_PREFIX: Final = _GRAMMAR[MESSAGE_ANNOTATIONS].rank
 
 @dataclass(frozen=True, slots=True)
 class EventFields:
-    """The names of the annotations that `scan_event` and `scan_key` read, and nothing else of Event Hubs.
-
-    Attributes:
-        layouts: How the events scanned before were laid out, by how they begin; kept by `scan_event`.
-    """
+    """The names of the annotations that `scan_event` and `scan_key` read, and nothing else of Event Hubs."""
 
     sequence_number: bytes
     offset: bytes
@@ -356,8 +301,6 @@ class _Layout(NamedTuple):
 
     Args:
         unpack: Gives constants and values in turn, the last value being the body's size where `is_plain`.
-        constants: What the constants must be.
-        end: Where the annotations end; where `is_plain`, where the body begins.
         sequence: The index of the value among what `unpack` gives; likewise the other two.
         is_plain: Whether a large data section follows the annotations.
         key: The index of the partition key; 0 where there is none, -1 where only the general decoder can read it.
@@ -386,9 +329,6 @@ def scan_event(raw: bytes, names: EventFields) -> Scan:
     """Read the three known annotations and a single data section, without a dictionary.
 
     What is missing, of another type, or (the body) of another kind is None: the general decoder has the details.
-
-    Raises:
-        AmqpDecodeError: The bytes do not consist of sections.
     """
     try:
         # The annotations' size and count belong to the key; a header may stand before them (3.2).
@@ -408,11 +348,7 @@ def scan_event(raw: bytes, names: EventFields) -> Scan:
 
 
 def scan_key(raw: bytes, names: EventFields) -> tuple[Scan, str | None] | None:
-    """Read what `scan_event` reads, and the partition key, of a message whose layout `scan_event` has found before.
-
-    Returns:
-        Both, with None for the key of a message that has none; None if only the general decoder can read it.
-    """
+    """Read what `scan_event` reads, and the partition key, of a message whose layout `scan_event` has found before."""
     try:
         key = raw[:6] if raw[2] == 0x72 else raw[: raw[4] + 11]
         for unpack, constants, end, sequence_at, offset_at, time_at, is_plain, key_at in names.layouts.get(key, ()):
@@ -438,9 +374,6 @@ def find_key(raw: bytes, names: EventFields) -> Any:
 
     Returns:
         The key, which may be of any type; None of a message that has none.
-
-    Raises:
-        AmqpDecodeError: The bytes do not consist of sections, or the key cannot be decoded.
     """
     _walk_event(raw, names)
     key = None
@@ -532,11 +465,7 @@ def _walk_event(
     offset: str | None = None,
     enqueued: int | None = None,
 ) -> Scan:
-    """Do what `scan_event` does, for any message, in one walk.
-
-    Args:
-        pos: Where to begin: after the annotations, where their values are known.
-    """
+    """Do what `scan_event` does, for any message, in one walk from `pos` on."""
     sequence_name, offset_name, time_name = names.sequence_number, names.offset, names.enqueued_time
     body: bytes | None = None
     bodies = 0
@@ -621,9 +550,6 @@ def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str
 
     The service writes them, even where the rest of a message is malformed. What comes before them must be sections;
     what comes after them does not matter.
-
-    Returns:
-        Sequence number, offset and enqueued time (ms since the epoch); None for what cannot be read.
     """
     found: dict[bytes, Any] = {}
     pos, end = 0, len(raw)

@@ -60,18 +60,13 @@ SESSION_STEPS: Mapping[tuple[SessionState, SessionInput], tuple[SessionAction, S
         (SessionState.END_SENT, SessionInput.RECEIVE_END): (SessionAction.NOTHING, SessionState.ENDED),
     }
 )
-"""Every change of a session's state: what it does, and the state after it. Where there is no entry, nothing happens.
-
-A session begins in `BEGIN_SENT`; one of the peer's is mapped by its begin, before ours is sent.
-"""
+"""Every change of a session's state: what it does, and the state after it. Where there is no entry, nothing happens."""
 
 
 class Session(SessionFlow):
     """One end of a session. Made by `Connection.begin`, or for the peer's begin by the engine.
 
     Attributes:
-        remote: The peer's begin, once received.
-        links: The links of this end, by their handles.
         links_by_remote_handle: The links that the peer has attached, by its handles.
         kept: What the peer's begin takes here, in bytes, as `Connection.kept` counts it.
     """
@@ -118,12 +113,7 @@ class Session(SessionFlow):
         properties: Mapping[str, Any] | None = None,
         desired_capabilities: Sequence[str] = (),
     ) -> Link:
-        """Attach a link (2.6.3). The answer is reported as `LinkAttached`, or `LinkDetached` if it is refused.
-
-        Raises:
-            ClosedError: The session is not mapped.
-            ProtocolError: The peer's max-frame-size leaves no room for the attach; there is no link.
-        """
+        """Attach a link (2.6.3). The answer is reported as `LinkAttached`, or `LinkDetached` if it is refused."""
         if not self.is_open:
             raise ClosedError("session")
         assert self.free_handles > 0, "the caller spreads links over sessions"
@@ -206,13 +196,7 @@ class Session(SessionFlow):
     # ----------------------------------------------------------------------------------------- receiving
 
     def on_begin(self, begin: Begin, channel: int, kept: int) -> None:
-        """Handle the peer's begin, once per session.
-
-        Args:
-            begin: The begin.
-            channel: The peer's channel.
-            kept: What it takes here, in bytes.
-        """
+        """Handle the peer's begin, once per session; `kept` is what it takes here, in bytes."""
         self.remote = begin
         self.kept = kept
         self.remote_channel = channel
@@ -223,11 +207,8 @@ class Session(SessionFlow):
     def on_transfer(
         self, transfer: Transfer, payload: bytes, unfinished_limit: int | None
     ) -> tuple[Link, Delivery | Violation | None]:
-        """Handle a transfer (`Link.on_transfer`), unless the session is ending.
-
-        Returns:
-            The link, and what the transfer means for it.
-        """
+        """Handle a transfer (`Link.on_transfer`), unless the session is ending; return its link, and what it means for
+        it."""
         self.used_window(1)
         link = self._link_of(transfer.handle)
         return link, link.on_transfer(transfer, payload, unfinished_limit)
@@ -272,11 +253,7 @@ class Session(SessionFlow):
                 del self.unsettled[delivery_id]
 
     def on_flow(self, flow: Flow) -> list[Link]:
-        """Handle a flow.
-
-        Returns:
-            The links to report: senders that may send more, receivers that are drained.
-        """
+        """Handle a flow; return the links to report: senders that may send more, receivers that are drained."""
         ready: list[Link] = []
         if self.open_window(flow):
             ready = [link for link in self.links.values() if not link.is_receiver and (link.credit > 0 or link.drain)]
@@ -296,11 +273,7 @@ class Session(SessionFlow):
         return link if link is not None and link.answer_probe() else None
 
     def on_disposition(self, disposition: Disposition) -> dict[Link, list[tuple[int, Any]]]:
-        """Handle a disposition.
-
-        Returns:
-            For each sender link, the deliveries that it settles, with their outcomes.
-        """
+        """Handle a disposition; return the deliveries that it settles, with their outcomes, of each sender link."""
         first = disposition.first
         last = first if disposition.last is None else disposition.last
         span = (last - first) & UINT

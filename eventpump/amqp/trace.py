@@ -17,22 +17,12 @@ class Trace(Protocol):
         """Called with one frame.
 
         Args:
-            channel: The frame's channel, as its sender numbers it.
             performative: What the frame holds; None for a heartbeat. A received one is not checked yet.
             payload_size: The bytes that follow a transfer.
-            is_sent: Whether this end sends the frame.
         """
 
     def transfers(self, channel: int, handle: int, count: int, size: int, *, is_sent: bool) -> None:
-        """Called with transfer frames of one link that were handled together.
-
-        Args:
-            channel: The frames' channel, as their sender numbers it.
-            handle: The link's handle, as their sender numbers it.
-            count: The number of frames.
-            size: The bytes of their payloads.
-            is_sent: Whether this end sends them.
-        """
+        """Called with transfer frames of one link that were handled together."""
 
 
 _SHOWN: Final[dict[type[p.Composite], tuple[str, ...]]] = {

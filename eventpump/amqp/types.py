@@ -85,11 +85,7 @@ class Timestamp(_BoundedInt):
 
     @classmethod
     def from_datetime(cls, moment: datetime.datetime) -> Timestamp:
-        """Make one from an aware datetime, cut to milliseconds.
-
-        Raises:
-            ValueError: A naive datetime.
-        """
+        """Make one from an aware datetime, cut to milliseconds. Raises `ValueError` for a naive one."""
         if moment.tzinfo is None:
             raise ValueError("a timestamp needs a datetime with a time zone")
         value = cls.__new__(cls, (moment - _EPOCH) // datetime.timedelta(milliseconds=1))

@@ -49,11 +49,7 @@ UNLIMITED: Final = Unlimited(0.2, 5.0)
 
 
 def is_used_up(policy: RetryPolicy, failures: int) -> bool:
-    """Return whether no further attempt may follow.
-
-    Args:
-        failures: How many retries there were already.
-    """
+    """Return whether no further attempt may follow so many failures."""
     return policy.max_retries is not None and failures >= policy.max_retries
 
 
@@ -78,7 +74,6 @@ class Backoff:
     Args:
         base: The first ceiling, in seconds.
         maximum: The highest ceiling, in seconds.
-        is_fixed: Whether each wait is `base` instead. Default: False.
     """
 
     __slots__ = ("_base", "_ceiling", "_is_fixed", "_maximum", "failures")
@@ -98,11 +93,7 @@ class Backoff:
         return cls(policy.base_delay, policy.max_delay, is_fixed=policy.mode == "fixed")
 
     def next(self, rng: random.Random, *, at_least: float = 0.0) -> float:
-        """Count a failure, and return how long to wait, in seconds.
-
-        Args:
-            at_least: The wait that a throttling service requests, in seconds; jitter is added to it.
-        """
+        """Count a failure, and return how long to wait, in seconds."""
         ceiling = self._ceiling
         self.failures += 1
         if self._is_fixed:
@@ -129,11 +120,6 @@ class TryPace:
     same length.
 
     A link that is attached early, and fails, fails once; then the rest of the delay is waited for.
-
-    Args:
-        base: The first ceiling of the delays, in seconds.
-        maximum: The highest, in seconds.
-        is_fixed: Whether each delay is `base` instead. Default: False.
     """
 
     __slots__ = ("_backoff", "_due")
@@ -153,11 +139,7 @@ class TryPace:
         return self._backoff.failures
 
     def counts(self, began: float) -> bool:
-        """Return whether a failed attempt counts.
-
-        Args:
-            began: When it began, in seconds.
-        """
+        """Return whether a failed attempt counts that began at this time, in seconds."""
         return began >= self._due
 
     def next(
@@ -173,10 +155,8 @@ class TryPace:
         """Record a failed attempt, and return how long to wait, in seconds.
 
         Args:
-            began: When it began.
             is_connection_lost: Whether it failed because the connection was lost.
             was_attached: Whether there was a link.
-            at_least: As for `Backoff.next`.
         """
         has_counted = self.counts(began)
         if has_counted:
@@ -219,10 +199,6 @@ class Retries:
         Whether the error itself is final is up to the caller (`gives_up`).
 
         Args:
-            error: The error of the attempt.
-            rng: Spreads the delays.
-            began: When the attempt began, in seconds.
-            now: When it failed, on the same clock.
             was_attached: Whether the attempt had a link.
         """
         if not self._allows_early:

@@ -69,8 +69,6 @@ def plan_leases(
     touched until it expires; then it is the first that this host takes.
 
     Args:
-        snapshots: Every lease of the consumer group, as just listed.
-        host: The name of the planning host.
         held: The partitions whose leases this process holds, by its own state; even if the listing shows no owner or
             another, because only a renewal determines which of the two is older.
         taking: The partitions whose acquisition or steal was started in an earlier cycle and has not ended; they
@@ -105,10 +103,6 @@ def first_step(
     Hosts that join at the same time do not see each other: if each stole its whole share of what it sees, the first
     would take half of all leases, the second a third, and most of them would move again. With one lease each they see
     each other, and the next plan needs the fewest moves.
-
-    Args:
-        plan: What `plan_leases` returned for these snapshots.
-        taking: As given to `plan_leases`.
     """
     if not plan.steal or any(lease.is_held and lease.owner == host for lease in snapshots):
         return None
@@ -135,7 +129,6 @@ def plan_for_others(
     for a while, the first host by name takes it, to release it next.
 
     Args:
-        snapshots: As of `plan_leases`, as are the others.
         ages: For each partition, the seconds since its lease was first listed with its owner.
     """
     picture = _Picture(snapshots, host, frozenset(held).union(taking), ())

@@ -285,11 +285,7 @@ def _may_take(lease: LeaseSnapshot, view: FleetView) -> bool:
 
 
 def check_balancer(balancer: object) -> None:
-    """Check that something can be a balancer.
-
-    Raises:
-        ValueError: It has no method `plan`, or is a class.
-    """
+    """Check that something can be a balancer. Raises `ValueError` if it has no method `plan`, or is a class."""
     if isinstance(balancer, type) or not callable(getattr(balancer, "plan", None)):
         problem = "must be a balancer, such as FairBalancer(): an object with a method plan(view)"
         raise ValueError(problem + not_the_class(balancer))

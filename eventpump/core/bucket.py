@@ -7,7 +7,6 @@ class TokenBucket:
     """Delays requests so that in any second at most `rate + burst` begin.
 
     Args:
-        rate: Requests per second in the long run.
         burst: Requests that may begin at once after a pause.
     """
 
@@ -19,11 +18,7 @@ class TokenBucket:
         self._next = float("-inf")
 
     def take(self, now: float) -> float:
-        """Count a request, and return how many seconds it has to wait; 0 if it may begin now.
-
-        Args:
-            now: The time on a monotonic clock, in seconds.
-        """
+        """Count a request at this time; return how many seconds it has to wait, 0 if it may begin now."""
         due = max(self._next, now - self._ahead)
         self._next = due + self._gap
         return max(0.0, due - now)

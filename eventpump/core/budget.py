@@ -106,11 +106,7 @@ class BufferBudget:
         return (self.max_bytes - self.brake_at) // max(1, len(self._accounts))
 
     def open(self, adjust: Callable[[], None]) -> Account:
-        """Add a link.
-
-        Args:
-            adjust: Grants the link credit by its present room; called when that may have changed.
-        """
+        """Add a link. `adjust` grants it credit by its present room, and is called when that may have changed."""
         account = Account(self, adjust)
         self._accounts[account] = None
         self._turns.append(account)
@@ -175,12 +171,7 @@ class BufferBudget:
 
 
 class Account:
-    """What one link of a host holds. Made by `BufferBudget.open`.
-
-    Args:
-        budget: The budget.
-        adjust: See `BufferBudget.open`.
-    """
+    """What one link of a host holds. Made by `BufferBudget.open`."""
 
     __slots__ = ("_budget", "_room", "adjust", "beyond", "expected", "held", "is_closed", "is_idle", "received_at")
 
@@ -214,11 +205,8 @@ class Account:
         return self.is_idle or self._budget.is_braked
 
     def fitting(self, sizes: Sequence[int]) -> int:
-        """Return how many messages of a batch are to be added to the cache, from the first on.
-
-        Args:
-            sizes: Their sizes, in bytes, which do not fit together.
-        """
+        """Return how many messages of a batch are to be added to the cache, from the first on, as they do not fit
+        together."""
         budget = self._budget
         room = budget.max_bytes - (budget.held - budget.beyond)
         if sizes[0] > room and not self.held:
@@ -232,28 +220,15 @@ class Account:
         return len(sizes)
 
     def received(self, size: int) -> bool:
-        """Record that messages arrived.
-
-        Args:
-            size: In bytes.
-
-        Returns:
-            Whether all of them may be added to the cache; if not, `fitting` returns how many.
-        """
+        """Record that bytes arrived; return whether all may be added to the cache: if not, `fitting` returns how
+        many."""
         budget = self._budget
         self.received_at = budget.received = budget.received + size
         self.is_idle = False
         return budget.held - budget.beyond + size <= budget.max_bytes
 
     def holds(self, size: int) -> bool:
-        """Record what the link holds.
-
-        Args:
-            size: In bytes.
-
-        Returns:
-            Whether `BufferBudget.settle` is to be called.
-        """
+        """Record how many bytes the link holds; return whether `BufferBudget.settle` is to be called."""
         budget = self._budget
         held = budget.held = budget.held + size - self.held
         self.held = size

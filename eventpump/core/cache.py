@@ -119,14 +119,7 @@ class EventCache(Generic[_T]):
         return self._chunks[0].raw[0] if self._chunks else None
 
     def append(self, batch: list[bytes], size: int) -> Iterable[StreamCursor[_T]]:
-        """Add a batch. The cache owns the list from now on.
-
-        Args:
-            size: The total size of its messages, in bytes.
-
-        Returns:
-            The streams to wake.
-        """
+        """Add a batch of so many bytes; return the streams to wake. The cache owns the list from now on."""
         count = len(batch)
         if not count:
             return ()
@@ -175,11 +168,7 @@ class EventCache(Generic[_T]):
         return woken
 
     def cursor(self, *, at_end: bool = False) -> Cursor[_T]:
-        """Make a cursor.
-
-        Args:
-            at_end: Place it after the newest message, instead of before the oldest one held.
-        """
+        """Make a cursor before the oldest message held, or after the newest one."""
         cursor = Cursor(self, self.end if at_end else self._start)
         self._cursors.append(cursor)
         self._purge()  # where it is the only one, what lies before it will not be read
@@ -189,7 +178,6 @@ class EventCache(Generic[_T]):
         """Make a cursor that reads a part of the messages.
 
         Args:
-            selection: Which items it reads.
             since: The sequence number below which it reads none; None to read whatever comes.
             at_end: Place it after the newest message, instead of at `start`.
         """
@@ -226,11 +214,7 @@ class EventCache(Generic[_T]):
             readers[0].alone_size += match.size
 
     def taken(self, cursor: StreamCursor[_T], matches: list[Match[_T]]) -> tuple[int, list[Match[_T]]]:
-        """Record that a stream has read items, which it has in hand now.
-
-        Returns:
-            The bytes of those that only it has, for `processed`; and the others, to which cursors may be added.
-        """
+        """Record that a stream has read items, which it has in hand now."""
         start, size, shared = self._start, 0, list[Match[_T]]()
         for match in matches:
             readers = match.readers
@@ -250,12 +234,8 @@ class EventCache(Generic[_T]):
         return size, shared
 
     def processed(self, size: int, pieces: Iterable[Piece]) -> None:
-        """Record that a cursor has something in hand no more.
-
-        Args:
-            size: Bytes that only this cursor had.
-            pieces: What others may have, too.
-        """
+        """Record that a cursor has something in hand no more: bytes that only it had, and pieces that others may have,
+        too."""
         self.in_hand -= size
         start = self._start
         for piece in pieces:
@@ -394,12 +374,7 @@ class EventCache(Generic[_T]):
         return raw
 
     def _passed(self, raw: list[bytes], size: int) -> None:
-        """Hold messages from `start` on no more, except those that a stream has not read.
-
-        Args:
-            raw: The messages.
-            size: Their bytes.
-        """
+        """Hold messages of so many bytes from `start` on no more, except those that a stream has not read."""
         first = self._start
         self._start += len(raw)
         self.count -= len(raw)
@@ -440,9 +415,6 @@ class EventCache(Generic[_T]):
         """Count what is not held any more, and cursors that read all messages have in hand.
 
         Args:
-            first: The position of the first message.
-            raw: The messages.
-            size: Their bytes.
             apart: Those of them that are counted one by one, for streams.
         """
         until = self._start
@@ -551,11 +523,7 @@ class Cursor(Generic[_T]):
         return self.hand in self._cache._hands  # noqa: SLF001 - as above
 
     def processed(self) -> bool:
-        """Record that what was read is processed, as the next `read` does. Possible after `close`, too.
-
-        Returns:
-            Whether something was in hand.
-        """
+        """Record that what was read is processed, as the next `read` does. Possible after `close`, too."""
         if self.hand not in self._cache._hands:  # noqa: SLF001 - as above
             return False
         self._cache._release(self.hand)  # noqa: SLF001 - as above

@@ -64,7 +64,6 @@ class CheckpointTracker:
     were not delivered are refused.
 
     Args:
-        stored: The stored checkpoint at the start.
         is_in_order: Whether batches are processed one after the other, and each as a whole, so that a request for an
             event that was delivered states that all before it are processed. Otherwise only what is handled may be
             requested.
@@ -117,11 +116,7 @@ class CheckpointTracker:
         return self._handled
 
     def events_delivered(self, last: Positioned, *, is_again: bool = False) -> None:
-        """Record the delivery of a batch, by its last event.
-
-        Args:
-            is_again: Whether it is a part of the batch before, which failed: what was delivered stays delivered.
-        """
+        """Record the delivery of a batch, by its last event; of a part of the batch before, which failed, again."""
         self._running = last
         if not is_again:
             self._delivered = last
@@ -132,14 +127,8 @@ class CheckpointTracker:
         self._running = None
 
     def events_handled(self, last: Positioned, count: int, now: float) -> bool:
-        """Record a processed batch, and request its checkpoint if the policy requires it.
-
-        Args:
-            now: The time in seconds, on the same clock as for `due`.
-
-        Returns:
-            Whether there is a checkpoint to write.
-        """
+        """Record a processed batch, and request its checkpoint if the policy requires it; return whether there is one
+        to write."""
         self._handled, self._running = last, None
         delivered = self._delivered
         if delivered is not last and (delivered is None or delivered.sequence_number < last.sequence_number):
@@ -155,13 +144,7 @@ class CheckpointTracker:
         return self._wanted is not None
 
     def events_passed(self, last: Positioned, count: int, now: float) -> None:
-        """Record that all events up to one are processed, or need no processing as they belong to another stream.
-
-        Args:
-            last: The event. It need not have been delivered.
-            count: How many events it is after those recorded before.
-            now: As of `events_handled`.
-        """
+        """Record that all events up to one are processed, or need no processing as they belong to another stream."""
         number = last.sequence_number
         known = (self._handled, self.stored)
         if any(each is not None and each.sequence_number >= number for each in known):
@@ -199,9 +182,6 @@ class CheckpointTracker:
     def requested(self, event: Positioned | None, *, is_in_batch: bool = False) -> Checkpoint | None:
         """Request a checkpoint at an event. None means the last event of the current batch if the request comes from
         its handler and batches are processed in order, and otherwise the last handled event.
-
-        Args:
-            is_in_batch: Whether the request comes from the call that processes the current batch.
 
         Returns:
             The checkpoint to wait for; None if it or a later one is stored, or nothing was handled.

@@ -157,11 +157,8 @@ def published_since(state: PublisherState, number: int) -> int | None:
 
 
 def is_below(number: int, known: int, *, has_published: bool) -> bool:
-    """Return whether a number that the service answers is below one that is known to be published.
-
-    Args:
-        has_published: Whether an event was accepted under this id and level; otherwise the number may mean "nothing".
-    """
+    """Return whether a number that the service answers is below one that is known to be published under this id and
+    level."""
     return published_since(PublisherState(0, 0, known, has_published=has_published), number) is None
 
 
@@ -196,10 +193,8 @@ class AttachProducer:
 
 @dataclass(frozen=True, slots=True)
 class ReadStamps:
-    """Read the events after one sequence number up to another, for the stamps of an id and level.
-
-    Answered with the numbers in these stamps; None if some of the events are gone.
-    """
+    """Read the stamps of an id and level after one sequence number up to another; None if some of the events are
+    gone."""
 
     after: int
     through: int
@@ -209,11 +204,7 @@ class ReadStamps:
 
 @dataclass(frozen=True, slots=True)
 class AttachRefused:
-    """The service refused an attach.
-
-    Args:
-        is_stolen: Whether it was refused for a higher level; otherwise the service does not know the producer.
-    """
+    """The service refused an attach."""
 
     is_stolen: bool
     description: str
@@ -228,8 +219,6 @@ class Started:
     """The result of a successful start.
 
     Args:
-        stored: The state under which it publishes.
-        number: The last published number, as answered to the last attach.
         published: How many events of the application are published.
         is_claimed: Whether the last attach gave the number. The service may then answer that nothing is published.
     """
@@ -263,14 +252,6 @@ def start(partition_id: str, policy: StartPolicy, claim: str, first: AttachReque
     Args:
         claim: Random text, different for every start.
         first: The producer state to attach with if no state is stored.
-
-    Raises:
-        ProducerDisconnectedError: Another start has superseded this one.
-        PublishOutcomeUnknownError: The start is in doubt, and the policy does not resolve it.
-        ProducerStateLostError: The service has forgotten the publisher, and the policy is to fail.
-        InvalidClientStateError: The service's answer is impossible.
-        RequestRefusedError: The service does not know the producer of `first`.
-        StoreError: The store's answers contradict each other, or too many processes change the state at once.
     """
     return (yield from _Start(partition_id, policy, claim, first).run())
 
@@ -381,11 +362,8 @@ class _Start:
         return (yield from self._done(answer, held, published=published, is_claimed=is_claimed))
 
     def _settle(self, state: PublisherState, intent: PublisherIntent, last: int) -> Procedure[int]:
-        """Count the events of the former process that were stored after the number was read.
-
-        Raises:
-            PublishOutcomeUnknownError: They cannot be counted, and the policy is not to accept that.
-        """
+        """Count the former process's events stored after the number was read. Raises `PublishOutcomeUnknownError` in
+        doubt."""
         assert intent.tail is not None
         assert intent.number is not None
         if self._policy.on_doubt is OnDoubt.ACCEPT:
@@ -409,11 +387,7 @@ class _Start:
         )
 
     def _renew(self, held: StoredPublisherState, answer: ProducerAnswer | AttachRefused) -> Procedure[Started | None]:
-        """Continue under a new id, if the policy allows it.
-
-        Raises:
-            ProducerStateLostError: The policy is to fail.
-        """
+        """Continue under a new id, if the policy allows it; otherwise `ProducerStateLostError`."""
         state = held.state
         if isinstance(answer, AttachRefused):
             problem = answer.description

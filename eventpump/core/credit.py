@@ -35,8 +35,6 @@ class CreditWindow:
     Credit is replenished when at least half the window can be added, so never message by message.
 
     Args:
-        max_events: The bound, in events.
-        max_bytes: The bound, in bytes.
         left: How many more messages are wanted; None for no limit.
     """
 
@@ -79,11 +77,7 @@ class CreditWindow:
         """Messages that may still arrive: as in `amqp.link.Link`, more than the credit after that was lowered."""
 
     def link_opened(self, max_message_size: int) -> None:
-        """Start over with a new link, which has no credit. The estimate of sizes is kept.
-
-        Args:
-            max_message_size: In bytes; 0 if the link has no limit.
-        """
+        """Start over with a new link, which has no credit. The estimate of sizes is kept."""
         self._max_message_size = max_message_size or self._max_bytes
         self.credit = self.allowance = 0
 
@@ -136,8 +130,6 @@ class CreditWindow:
         """Return the credit to set on the link, or None to leave it unchanged.
 
         Args:
-            events_held: Events in the cache.
-            bytes_held: Bytes in the cache.
             room: Bytes that the cache may hold now, if that may be less than `max_bytes`; None if it is not limited.
             is_alone: Whether an empty cache is granted one message even if `room` has none for it.
             recalls: Whether credit for which there is no room is taken back.

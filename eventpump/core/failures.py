@@ -36,9 +36,7 @@ class ProcessorFailures:
     policy, with all of its retries.
 
     Args:
-        policy: What follows a failure.
         on_exhausted: What follows the failure after the last retry; never RETRY.
-        retry: The number of retries and the delays before them.
     """
 
     __slots__ = ("_backoff", "_before", "_on_exhausted", "_policy", "_retry", "first_failed", "in_a_row")
@@ -64,7 +62,6 @@ class ProcessorFailures:
 
         Args:
             events: The number of events that were delivered; None if it was another call than a delivery.
-            now: The time, in seconds since the epoch.
             can_retry: Whether a retry can succeed. If not, this failure is as the one after the last retry. Default:
                 True.
         """

@@ -84,12 +84,7 @@ class FleetMemory:
         self._now = 0.0
 
     def listed(self, leases: Sequence[LeaseSnapshot], now: float) -> None:
-        """Record a listing.
-
-        Args:
-            leases: Every lease.
-            now: When they were listed, on the host's clock.
-        """
+        """Record a listing of every lease, at a time of the host's clock."""
         is_first = self._began is None
         self._began = now if self._began is None else self._began
         self._now = now
@@ -133,15 +128,8 @@ class FleetMemory:
 
 
 def checked_plan(plan: object, view: FleetView) -> tuple[LeasePlan, list[str]]:
-    """Return the part of a plan that can be carried out, and what is wrong with the rest.
-
-    Args:
-        plan: What a balancer returned for the view.
-        view: The view.
-
-    Returns:
-        The plan, without what is wrong, and a sentence for each thing that is.
-    """
+    """Return the part of a balancer's plan that can be carried out, and a sentence for each thing that is wrong with
+    it."""
     if not isinstance(plan, LeasePlan):
         return LeasePlan(), [f"it returned {type(plan).__name__}, and not a LeasePlan"]
     check = _Check(view)

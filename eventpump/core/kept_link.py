@@ -80,8 +80,6 @@ class LinkFailures:
     links from being opened in the same instant: two delays in a row would make an outage longer.
 
     Args:
-        policy: How often, and after which delays, the link is opened again.
-        rng: Randomness, for delays.
         startup_timeout: Seconds after which a link that was never attached is given up; None for no limit.
     """
 
@@ -119,8 +117,6 @@ class LinkFailures:
         """Return whether the link is given up. A hub that was deleted while it was open may have been recreated.
 
         Args:
-            error: What it failed with.
-            was_opened: Whether it was attached before it failed.
             is_located: Whether its position is found anew for each link.
         """
         if error.recovery is not Recovery.RECONNECT and is_used_up(self._policy, self._backoff.failures):
@@ -129,12 +125,8 @@ class LinkFailures:
         return error.recovery is Recovery.GIVE_UP and not (was_deleted and is_located)
 
     def delay_after(self, error: ServiceError, *, is_own: bool) -> float:
-        """Count a failure, and return the seconds until the link is opened again.
-
-        Args:
-            error: What it failed with.
-            is_own: Whether the service has not failed: the link was closed here.
-        """
+        """Count a failure, and return the seconds until the link is opened again; after its own close it has not
+        failed."""
         if error.recovery is Recovery.RECONNECT or is_own:
             return self._rng.uniform(0, self._policy.base_delay)
         return self._backoff.next(self._rng, at_least=least_delay(error))

@@ -19,7 +19,6 @@ class KeyedBounds:
     """How much of a partition may be in hand.
 
     Args:
-        events: The most events that are accepted and not finished.
         size: The most bytes of them. One event is accepted whatever its size, if it is the only one.
         ahead: The most events above the watermark, finished or not.
         batch: The most events of a key that are processed in one call.
@@ -35,8 +34,6 @@ class KeyedEntry(Entry[_E]):
     """An event in a `KeyedQueue`, which sets its attributes: a call of `__init__` for each would cost more.
 
     Attributes:
-        key: Its key; None if it is independent of all others.
-        size: Its size, in bytes.
         behind: The next event of its key, if there is one by now.
     """
 
@@ -59,9 +56,6 @@ class KeyedQueue(Generic[_E]):
 
     An event whose key is not known may be of any key: those after it stay fresh until its key is known, or it is
     finished.
-
-    Args:
-        bounds: How much may be in hand.
     """
 
     __slots__ = (
@@ -154,11 +148,8 @@ class KeyedQueue(Generic[_E]):
         return self.unkeyed is None and self.done < len(self.fresh) and not self._is_sorting
 
     def fitting(self, sizes: list[int]) -> list[int]:
-        """Return the sizes of the first events that there is room for: of one, whatever it is, if nothing is in hand.
-
-        Args:
-            sizes: The sizes of events, in bytes, of which there is `room` for all.
-        """
+        """Return the sizes of the first events that there is room for: of one, whatever it is, if nothing is in
+        hand."""
         left = self._bounds.size - self.size
         if sum(sizes) <= left:
             return sizes
@@ -169,12 +160,7 @@ class KeyedQueue(Generic[_E]):
         return sizes
 
     def accept(self, events: Iterable[_E], sizes: Iterable[int]) -> None:
-        """Accept the events that follow the last one. There must be room.
-
-        Args:
-            events: The events.
-            sizes: Their sizes, in bytes.
-        """
+        """Accept the events that follow the last one, with their sizes in bytes. There must be room."""
         sizes = list(sizes)
         self.fresh += events
         self._sizes += sizes
@@ -192,11 +178,7 @@ class KeyedQueue(Generic[_E]):
             self.watermark.advance()
 
     def enter(self, key: object) -> KeyedEntry[_E]:
-        """Return the entry of the first fresh event, while nothing else is in hand (`is_in_order`): it is taken.
-
-        Args:
-            key: Its key.
-        """
+        """Return the entry of the first fresh event, while nothing else is in hand (`is_in_order`): it is taken."""
         entry = self._enter(key)
         if key is not None:
             # As in `_forget_key`: one that cannot be hashed any more is of no use to those that follow.
@@ -205,11 +187,8 @@ class KeyedQueue(Generic[_E]):
         return entry
 
     def enter_unkeyed(self, error: BaseException) -> None:
-        """Make `unkeyed` of the first fresh event: it is ready, and those after it are not sorted any more.
-
-        Args:
-            error: Why its key is not known.
-        """
+        """Make `unkeyed` of the first fresh event, for this reason: it is ready, and those after it are not sorted any
+        more."""
         self.key_error = error
         self.doubtful.discard(self.fresh[self.done])
         self.unkeyed = entry = self._enter(None)
@@ -217,14 +196,7 @@ class KeyedQueue(Generic[_E]):
         self.ready.append(entry)
 
     def resolve(self, key: object) -> None:
-        """Give `unkeyed` its place in the line of its key: the next one that is taken, if its key has no other.
-
-        Args:
-            key: Its key.
-
-        Raises:
-            Exception: As the key, when it is hashed or compared; nothing has changed then.
-        """
+        """Give `unkeyed` its place in the line of its key: the next one that is taken, if its key has no other."""
         entry, last = self.unkeyed, None
         assert entry is not None
         if key is not None:
@@ -252,12 +224,6 @@ class KeyedQueue(Generic[_E]):
         """Give each fresh event its place in the line of its key, up to the first one whose key is not known.
 
         The key of an event is not known if `key_of` raises, or the key when it is hashed or compared.
-
-        Args:
-            key_of: Returns the key of an event; None if it is independent of all others.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: As raised; the events before are sorted.
         """
         if not self.can_sort:
             return
@@ -334,10 +300,7 @@ class KeyedQueue(Generic[_E]):
                 self.unkeyed = None
 
     def finish_alone(self, entry: KeyedEntry[_E]) -> None:
-        """Record that an event that was taken alone is processed, and let its key take its next turn.
-
-        As `finish` and `release`, in one call.
-        """
+        """Record that an event that was taken alone is processed, and let its key take its next turn."""
         entry.is_finished = True
         self._entered -= 1
         self._size -= entry.size
@@ -348,11 +311,7 @@ class KeyedQueue(Generic[_E]):
             self._forget_key(entry)
 
     def release(self, last: KeyedEntry[_E]) -> None:
-        """Let the key of a batch take its next turn.
-
-        Args:
-            last: The last event of the batch; all of them are finished.
-        """
+        """Let the key of a batch take its next turn, by the batch's last event; all of them are finished."""
         if last.behind is not None:
             self.ready.append(last.behind)
         elif last.key is not None:

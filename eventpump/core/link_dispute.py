@@ -11,11 +11,7 @@ lists the owners next; one that attaches again after that is no member, and the 
 
 
 class LinkDispute:
-    """Counts how often the link of one partition is taken by readers that do not own it.
-
-    Args:
-        period: The seconds that are counted.
-    """
+    """Counts how often the link of one partition is taken in a `period`, in seconds, by readers that do not own it."""
 
     __slots__ = ("_attached", "_period")
 

@@ -40,14 +40,8 @@ class LoopLoad:
         """Whether `is_closed` may be true; False for a host without CPU-bound handlers."""
 
     def stepped(self, began: float) -> bool:
-        """Record a step of a handler that took more than `NOTED_STEP`.
-
-        Args:
-            began: When the step began.
-
-        Returns:
-            Whether it is the turn's first: `turned` must then be called in the next turn.
-        """
+        """Record a step that took more than `NOTED_STEP`; True for the turn's first: `turned` must be called in the
+        next turn."""
         if self._began is not None:
             return False
         self._began = began
@@ -71,14 +65,7 @@ class LoopLoad:
         self._due.pop(partition_id, None)
 
     def call_begun(self, ends_at: float) -> int:
-        """Record a call of the store.
-
-        Args:
-            ends_at: When it times out.
-
-        Returns:
-            The key for `call_ended`.
-        """
+        """Record a call of the store that times out at this time; return the key for `call_ended`."""
         key = next(self._keys)
         self._calls[key] = ends_at
         return key

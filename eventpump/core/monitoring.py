@@ -80,11 +80,7 @@ class Durations:
         self._sum += seconds
 
     def samples(self, labels: Mapping[str, str]) -> list[Sample]:
-        """Return the samples of the histogram.
-
-        Args:
-            labels: Of each of them.
-        """
+        """Return the samples of the histogram, each with these labels."""
         found, total = [], 0
         for limit, more in zip((*BUCKETS, math.inf), self._counts, strict=True):
             total += more
@@ -95,14 +91,7 @@ class Durations:
 def labels_of(
     namespace: str, hub: str, consumer_group: str | None = None, partition_id: str | None = None
 ) -> dict[str, str]:
-    """Return the labels of a hub, or of a consumer group, or of a partition in it.
-
-    Args:
-        namespace: The namespace's host name.
-        hub: The hub.
-        consumer_group: None for what is not about one. Default: None.
-        partition_id: Likewise. Default: None.
-    """
+    """Return the labels of a hub, or of a consumer group, or of a partition in it."""
     labels = {"messaging_system": "eventhubs", "server_address": namespace, "messaging_destination_name": hub}
     if consumer_group is not None:
         labels["messaging_consumer_group_name"] = consumer_group
@@ -119,11 +108,7 @@ def all_healthy(parts: Iterable[Health]) -> Health:
 
 
 def merged(parts: Iterable[Iterable[Metric]]) -> list[Metric]:
-    """Return the metrics of several parts, each name once and each series once.
-
-    Two parts may have the same series, as two hosts of one consumer group have. All samples of the later part get the
-    label `client` then, with a number from "2" on: Prometheus drops all but one of equal series.
-    """
+    """Return the metrics of several parts, each name once and each series once."""
     found: dict[str, Metric] = {}
     taken: set[tuple[object, ...]] = set()
     for part in parts:

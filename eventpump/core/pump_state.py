@@ -94,7 +94,6 @@ class PumpLife:
 
     Args:
         ownership_lost_grace: Seconds that a handler may still run after ownership is lost.
-        close_timeout: Seconds that an end may take unless the caller gives a time.
     """
 
     __slots__ = (
@@ -156,13 +155,7 @@ class PumpLife:
         self._move(PumpInput.STOLEN)
 
     def ending(self, reason: CloseReason, now: float, within: float | None = None) -> None:
-        """Begin to end. The first reason is kept; a later call can only shorten the time.
-
-        Args:
-            reason: Why the pump ends.
-            now: Seconds on any steady clock.
-            within: Seconds that the end may take; None for the close time-out.
-        """
+        """Begin to end. The first reason is kept; a later call can only shorten the time."""
         self._move(PumpInput.ENDING)
         if self.reason is None:
             self.reason, self.ending_since = reason, now
@@ -181,11 +174,7 @@ class PumpLife:
         self.handler_until = min(self.handler_until, now + self._loss_grace)
 
     def drained(self) -> bool:
-        """Record that no handler runs any more.
-
-        Returns:
-            Whether the processor is open, so that its `close` has to be called.
-        """
+        """Record that no handler runs any more; return whether the processor is open, so that it has to be closed."""
         was_opened = self.state is not PumpState.ABORTING
         self._move(PumpInput.DRAINED)
         return was_opened

@@ -10,7 +10,6 @@ class RequestQueue:
     """Requests that wait to run. A request is identified by the number that `ask` returns.
 
     Args:
-        limit: How many may run at a time.
         shares: For each priority, the most urgent first, how many of that priority may run at a time. If the sum for
             the lower priorities is below the limit, the most urgent requests never wait only for lower ones.
     """
@@ -37,12 +36,8 @@ class RequestQueue:
         return len(self._priorities)
 
     def ask(self, priority: int, order: float = 0.0) -> int:
-        """Add a request.
-
-        Args:
-            priority: 0 for the most urgent.
-            order: Of two with the same priority, the lower comes first; if it is equal, the earlier.
-        """
+        """Add a request of a priority, 0 the most urgent; of two with the same one, the lower `order` or the earlier is
+        first."""
         self._last += 1
         self._priorities[self._last] = priority
         heapq.heappush(self._waiting[priority], (order, self._last))

@@ -18,12 +18,7 @@ class UnknownPositionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What to receive in order to find a place.
-
-    Attributes:
-        position: Where to begin.
-        limit: How many events are enough.
-    """
+    """What to receive in order to find a place: from a position on, until so many events are enough."""
 
     position: EventPosition
     limit: int
@@ -33,14 +28,6 @@ class PositionSearch:
     """Finds the checkpoint after which reading begins as it does from a position.
 
     While `found` is None, receive from `probe` on and call `received` with each event until it returns true.
-
-    Args:
-        partition_id: The partition.
-        position: The position.
-        facts: The properties of the partition now.
-
-    Raises:
-        UnknownPositionError: The position lies beyond the partition's end.
     """
 
     __slots__ = ("_back", "_before", "_facts", "_first", "_partition_id", "_position", "_was_silent", "found", "probe")
@@ -62,15 +49,7 @@ class PositionSearch:
         self._begins_with(first_number(position, facts))
 
     def received(self, number: int, offset: str) -> bool:
-        """Record an event, in order.
-
-        Args:
-            number: Its sequence number.
-            offset: Its offset.
-
-        Returns:
-            Whether the probe has ended: look at `found` and `probe` again.
-        """
+        """Record an event, in order; return whether the probe has ended: look at `found` and `probe` again."""
         if self._first is None:
             position = self._position
             if position.offset == offset and not position.inclusive:
@@ -90,14 +69,7 @@ class PositionSearch:
         return True
 
     def silent(self, facts: TimedPartitionFacts) -> None:
-        """Record that no event came for long, although the probe has not ended.
-
-        Args:
-            facts: The properties of the partition, read after that.
-
-        Raises:
-            UnknownPositionError: No event came for the second time.
-        """
+        """Record that no event came before these facts were read. Raises `UnknownPositionError` for the second time."""
         self._facts = facts
         if self._first is None:
             self._begins_with(first_number(self._position, facts))
@@ -136,11 +108,7 @@ class PositionSearch:
 
 
 def end_of_range(to: EventPosition) -> EventPosition:
-    """Return the position from which reading begins after a range.
-
-    Args:
-        to: The end of the range: included in it if it is inclusive.
-    """
+    """Return the position from which reading begins after a range; its end is included if it is inclusive."""
     return to if to.offset == LATEST_OFFSET else replace(to, inclusive=not to.inclusive)
 
 
@@ -154,7 +122,6 @@ class ReplayedRanges:
     Attributes:
         since: The first link that was opened after the last seek to an earlier place.
         below: Events of links before that, with a sequence number below this one, were delivered before a seek.
-        is_running: Whether a replay runs.
     """
 
     since: int = 0

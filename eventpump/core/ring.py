@@ -13,11 +13,8 @@ MAX_VIRTUAL_NODES = 10_000
 
 
 def check_virtual_nodes(value: object) -> int:
-    """Return a number of virtual nodes.
-
-    Raises:
-        ConfigurationError: It is not a whole number from 1 to `MAX_VIRTUAL_NODES`.
-    """
+    """Return a number of virtual nodes. Raises `ConfigurationError` if it is not a whole one from 1 to
+    `MAX_VIRTUAL_NODES`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_VIRTUAL_NODES:
         problem = f"must be a whole number from 1 to {MAX_VIRTUAL_NODES}, and is {value!r:.40}"
         raise ConfigurationError("virtual_nodes", problem)
@@ -26,10 +23,7 @@ def check_virtual_nodes(value: object) -> int:
 
 @lru_cache(maxsize=16384)
 def ring_hash(text: str) -> int:
-    """Return the position of a text on the ring: 64 bits, the same in every process and version.
-
-    Remembered, because keys come again.
-    """
+    """Return the position of a text on the ring: 64 bits, the same in every process and version."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 

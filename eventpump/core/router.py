@@ -38,11 +38,7 @@ class PartitionRouter(Protocol):
 
 
 def check_router(router: PartitionRouter | None) -> None:
-    """Check that something can be a router.
-
-    Raises:
-        ConfigurationError: It has no method `route`, or is a class.
-    """
+    """Check that something can be a router. Raises `ConfigurationError` if it has no method `route`, or is a class."""
     if router is not None and (isinstance(router, type) or not callable(getattr(router, "route", None))):
         problem = "must be a router, such as HashRouter(): an object with a method route(event, key, partition_ids)"
         raise ConfigurationError("router", problem + not_the_class(router))

@@ -270,10 +270,7 @@ class Publication(Generic[B]):
     """A batch, from its offer on. Only its sequencer writes to it.
 
     Attributes:
-        batch: The offered object.
-        count: How many events it has.
         first: The number of its first event; None while it has none.
-        outcome: Its known outcome.
     """
 
     __slots__ = ("batch", "count", "first", "outcome")
@@ -298,18 +295,13 @@ class PartitionSequencer(Generic[B]):
 
     Args:
         partition_id: Used only in messages.
-        producer_id: The id to publish with; None to get one from the service.
-        owner_level: The level to publish with; None for the service's.
         starting_number: The number before the first to use, sent to the service at the first attach instead of asking
             for it.
 
     Attributes:
         state: See the module.
         head: The batch at the head; None if there is none. A failed sequencer keeps one that is in doubt.
-        producer_id: The id, as given and then as answered.
-        owner_level: The level, as given and then as answered.
         last_number: The last number known to be published (-1 or 0 if there is none), None before the first attach.
-        failure: Why the state is FAILED; None in every other.
         problem: A description of the failure.
 
     Raises:
@@ -379,14 +371,7 @@ class PartitionSequencer(Generic[B]):
     # ------------------------------------------------------------------------------------------ the head
 
     def offer(self, batch: B, count: int) -> Publication[B]:
-        """Put a batch at the head, which must be free. It gets its numbers now, or at the first attach.
-
-        Args:
-            count: How many events it has, at least 1.
-
-        Raises:
-            EventPumpError: The partition has failed: `error()`.
-        """
+        """Put a batch at the head, which must be free. It gets its numbers now, or at the first attach."""
         if self.failure is not None:
             raise self.error()
         if not 0 < count < NUMBERS:
@@ -416,11 +401,7 @@ class PartitionSequencer(Generic[B]):
         return Outcome.UNKNOWN
 
     def sending(self) -> int:
-        """Record that the head is being sent on the link.
-
-        Returns:
-            The number of its first event.
-        """
+        """Record that the head is being sent on the link; return the number of its first event."""
         self._move(SequencerInput.SENDING)
         assert self.head is not None
         assert self.head.first is not None
@@ -501,18 +482,14 @@ class PartitionSequencer(Generic[B]):
         """Record that a publisher with a higher level took over: final.
 
         Args:
-            description: The service's text.
             transfer_refused: Whether the transfer in flight was refused for it; False if an attach was refused, or the
                 link ended.
         """
         self._shut_out(Failure.FENCED, description, transfer_refused=transfer_refused)
 
     def state_lost(self, problem: str) -> None:
-        """Record that an attach showed that the service has forgotten the publisher: final. A batch in doubt stays so.
-
-        Args:
-            problem: How this was detected.
-        """
+        """Record that an attach showed that the service has forgotten the publisher: final. A batch in doubt stays
+        so."""
         self._shut_out(Failure.STATE_LOST, problem, transfer_refused=False)
 
     # ------------------------------------------------------------------------------------------ inside

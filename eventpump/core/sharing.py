@@ -71,12 +71,7 @@ class ShareLedger:
         self._oldest = None
 
     def join(self, name: str, number: int) -> Placement:
-        """Add a member, and return what it needs.
-
-        Args:
-            name: Its name.
-            number: The sequence number that it gets next.
-        """
+        """Add a member that gets the event of a sequence number next, and return what it needs."""
         if name in self._next:
             raise ValueError(f"{name} is a member already")
         self._next[name] = number
@@ -89,11 +84,8 @@ class ShareLedger:
         self._next.pop(name, None)
 
     def passed(self, name: str, number: int) -> None:
-        """Record that a member has got, or skipped, the event of a number.
-
-        Raises:
-            ValueError: It had a later one already.
-        """
+        """Record that a member has got, or skipped, the event of a number. Raises `ValueError` if it had a later
+        one."""
         if number < self._next[name]:
             raise ValueError(f"{name} had number {number} already")
         self._next[name] = number + 1
@@ -171,8 +163,6 @@ class Pressure:
 
         Args:
             held: Events and bytes that would be freed without it; see `core.cache.Cursor.held`.
-            room: The events and bytes that the cache may hold.
-            now: Seconds on any steady clock.
 
         Returns:
             What to report; None where nothing.

@@ -101,11 +101,7 @@ class Patience:
 
 
 class Peer:
-    """The observed behavior of the service at the other end of a transport.
-
-    Attributes:
-        answers_echo: Whether it has ever answered a probe.
-    """
+    """The observed behavior of the service at the other end of a transport."""
 
     __slots__ = ("_dropped_at", "_drops", "_was_mute", "answers_echo")
 
@@ -116,19 +112,11 @@ class Peer:
         self._dropped_at = -math.inf
 
     def may_drop(self, now: float) -> bool:
-        """Return whether a connection to it may be dropped.
-
-        Args:
-            now: The time in seconds, on the same clock as in the other calls.
-        """
+        """Return whether a connection to it may be dropped at this time, in seconds."""
         return now - self._dropped_at >= self._drops.seconds
 
     def dropped(self, now: float, *, was_mute: bool) -> None:
-        """Record that a connection was dropped: the next may be dropped after twice the time.
-
-        Args:
-            was_mute: Whether it was dropped because probes were not answered.
-        """
+        """Record that a connection was dropped: the next may be dropped after twice the time."""
         self._was_mute = was_mute
         if now - self._dropped_at > 2 * self._drops.longest:
             # The problem that earlier drops did not solve is over: otherwise its links would have requested another.
@@ -155,10 +143,8 @@ class SilenceCheck:
     Args:
         was_reopened: Whether an earlier check reopened the link, or dropped its connection, and nothing was received
             since.
-        may_drop: Whether the connection may be dropped.
 
     Attributes:
-        step: The next step.
         is_ahead: Whether the hub was ahead twice, which is then the reason to reopen the link.
     """
 
@@ -174,11 +160,7 @@ class SilenceCheck:
         self.step = SilenceStep.PROBE
 
     def probed(self, answer: bool | None) -> None:
-        """Record the result of a probe.
-
-        Args:
-            answer: As `ReceiveLink.probe` returned it.
-        """
+        """Record the result of a probe, as `ReceiveLink.probe` returned it."""
         assert self.step is SilenceStep.PROBE
         if answer:
             self._peer.answered()
@@ -188,11 +170,7 @@ class SilenceCheck:
             self.step = SilenceStep.REST if self._was_reopened else SilenceStep.ASK
 
     def looked(self, is_ahead: bool | None) -> None:
-        """Record management's answer.
-
-        Args:
-            is_ahead: Whether the hub is ahead; None if unknown.
-        """
+        """Record whether management said that the hub is ahead; None if unknown."""
         assert self.step is SilenceStep.ASK
         if not is_ahead:
             self.step = SilenceStep.REST
@@ -204,11 +182,7 @@ class SilenceCheck:
             self.step = SilenceStep.DROP if self._is_second_link and self._may_drop else SilenceStep.REOPEN
 
     def reopened(self, is_attached: bool | None) -> None:
-        """Record that the link was replaced.
-
-        Args:
-            is_attached: True if another is attached, False if the attach was not answered; None if it failed otherwise.
-        """
+        """Record that the link was replaced."""
         assert self.step is SilenceStep.REOPEN
         self._was_reopened = True
         if self.is_ahead or is_attached is None:
@@ -227,7 +201,6 @@ class HubAnswer:
     Args:
         at: When it was requested, on the loop's clock.
         last: The sequence number of the newest event; -1 if there never was one.
-        is_ahead: Whether the hub holds events after the last received one.
     """
 
     at: float
@@ -247,11 +220,9 @@ def is_ahead(
     """Return whether a partition holds events after the last received one.
 
     Args:
-        received: The sequence number of the last received event; None if there is none.
         position: Where the link began, used if nothing was received; never "@latest".
         last: The sequence number of the partition's newest event; the next two are its offset and when it was enqueued,
             in seconds since the Unix epoch.
-        is_empty: Whether the partition currently holds no event.
     """
     if is_empty:
         return False
@@ -284,10 +255,8 @@ def lag(
     delivered yet, the lag is 0 if an answer confirms that there is nothing to deliver.
 
     Args:
-        delivered: The sequence number of the last delivered event.
         stated: That of the newest event, as stated by the last received one.
         answer: The last answer of management, if nothing was received since.
-        silent_for: How many seconds the link has been silent; None if it is not.
     """
     if not is_attached:
         return None

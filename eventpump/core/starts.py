@@ -70,11 +70,7 @@ class GroupRecord(Starts, Protocol):
 
 
 def start_of(record: Starts, partition_id: str) -> EventPosition:
-    """Return where a partition without a checkpoint begins: one that was added later, at its beginning.
-
-    Raises:
-        ValueError: The record does not contain valid starts.
-    """
+    """Return where a partition without a checkpoint begins: an added one at its beginning. Raises `ValueError`."""
     if _NUMBERED.fullmatch(partition_id) and int(partition_id) >= record.partition_count:
         return EventPosition.earliest()
     text = record.starts.get(partition_id, record.starts.get(""))
@@ -112,7 +108,6 @@ def entered(
 
     Args:
         known: Every partition that may have a checkpoint: those of the leases and those of the hub.
-        partition_count: The hub's current number.
     """
     if all(hub_of(record, each) == created_at for each in partition_ids):
         return None
@@ -211,8 +206,6 @@ def loss_among(first: int, last: int | None, facts: PartitionFacts, through: int
     """Return the loss among missing numbers; None if none of them is lost.
 
     Args:
-        first: The first of them.
-        last: The last of them; None if there is no limit.
         facts: The partition's properties, read after they were missed.
         through: A number that the partition had: if it ends before it now, it is another one.
     """
@@ -223,11 +216,7 @@ def loss_among(first: int, last: int | None, facts: PartitionFacts, through: int
 
 
 def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hub: bool) -> Loss | None:
-    """Return the loss of a reader that continues after a checkpoint, or None.
-
-    Args:
-        facts: The partition's current properties; not needed if the checkpoint belongs to another hub.
-    """
+    """Return the loss of a reader that continues after a checkpoint, or None."""
     number = stored.sequence_number
     if not is_of_this_hub:
         return Loss(LossKind.RECREATED, max(number + 1, 0), None)
@@ -266,12 +255,7 @@ def pinned_number(start: EventPosition) -> int | None:
 
 
 def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int | None:
-    """Return the sequence number that reading from a position begins with; None if only reading can show it.
-
-    Args:
-        start: The position.
-        facts: The partition's properties; None if they were not read.
-    """
+    """Return the sequence number that reading from a position begins with; None if only reading can show it."""
     if start.sequence_number is not None:
         return pinned_number(start)
     if start.offset == START_OFFSET:
@@ -288,13 +272,7 @@ def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int
 
 
 def lag_after(stored: Checkpoint | None, start: EventPosition, facts: TimedPartitionFacts) -> int | None:
-    """Return how many events of a partition are not processed, by the checkpoint; None if only reading can show it.
-
-    Args:
-        stored: The checkpoint; None if there is none.
-        start: Where reading begins without one.
-        facts: The partition's current properties.
-    """
+    """Return how many events of a partition are not processed, by the checkpoint; None if only reading can show it."""
     first = first_number(start, facts) if stored is None else stored.sequence_number + 1
     return None if first is None else max(0, facts.last_enqueued_sequence_number + 1 - max(first, retained_from(facts)))
 
@@ -310,9 +288,7 @@ class NumberWatch:
     checked together.
 
     Args:
-        expected: The number of the next event; None if it is unknown.
         through: A number that the partition had; None if none is known.
-        max_pause: The most seconds between two requests.
     """
 
     __slots__ = ("_ask_at", "_max_pause", "_pause", "expected", "first_missing", "last_missing", "through")
@@ -344,11 +320,7 @@ class NumberWatch:
             before = number
 
     def is_due(self, now: float) -> bool:
-        """Return whether the service should be asked now.
-
-        Args:
-            now: Seconds on any steady clock.
-        """
+        """Return whether the service should be asked now."""
         return self.first_missing is not None and now >= self._ask_at
 
     def not_answered(self, now: float) -> None:

@@ -16,12 +16,7 @@ _PLAIN_KEYS = frozenset({str, int, NoneType, bytes, bool, float, tuple})
 
 
 class Selection(Generic[_T]):
-    """Which items belong to a stream: those with certain keys, or those that a filter passes.
-
-    Args:
-        function: Returns an item's key, or, where there are no keys, whether it belongs to the stream.
-        keys: The keys of the stream; None for a filter.
-    """
+    """Which items belong to a stream: those with certain keys, or those that a filter passes."""
 
     __slots__ = ("function", "identity", "keys")
 
@@ -32,12 +27,7 @@ class Selection(Generic[_T]):
         """Equal for selections by key whose keys are computed once for all of them."""
 
     def matches(self, item: _T) -> bool:
-        """Call the function, and return whether an item belongs to the stream.
-
-        Raises:
-            BaseException: The function raised it, or what its result raised.
-            TypeError: The function returned what is to be awaited, or a key that cannot be hashed.
-        """
+        """Call the function, and return whether an item belongs to the stream."""
         result = self.function(item)
         if self.keys is None:
             return _as_bool(result)
@@ -81,11 +71,7 @@ def _as_bool(result: object) -> bool:
 
 
 def _is_unknown_key(key: object) -> bool:
-    """Return False for a key that no stream has.
-
-    Raises:
-        TypeError: It is not a key.
-    """
+    """Return False for a key that no stream has. Raises `TypeError` if it is none."""
     if type(key) not in _PLAIN_KEYS:
         _refuse_awaitable(key)
     return False
@@ -102,8 +88,6 @@ class Piece:
     """Messages that the same cursors have in hand.
 
     Attributes:
-        size: Their bytes.
-        position: The position of the first one in the cache.
         hands: How many cursors have them in hand.
         readers: The streams that have not read them yet, for which they are still held.
     """
@@ -118,12 +102,7 @@ class Piece:
 
 
 class Match(Piece, Generic[_T]):
-    """An item that belongs to streams, and the cursors that have not read it yet.
-
-    Attributes:
-        item: The item.
-        readers: The cursors.
-    """
+    """An item that belongs to streams, and the cursors that have not read it yet."""
 
     __slots__ = ("item", "readers")
 
@@ -151,9 +130,6 @@ class StreamIndex(Generic[_T]):
 
     The functions are the user's. Whatever they raise or return, nothing is raised here: an item for which a function
     fails is given to all cursors that have it, marked as one for which that is in doubt.
-
-    Args:
-        number: Returns an item's sequence number; None if it cannot be read.
     """
 
     __slots__ = (
@@ -232,16 +208,8 @@ class StreamIndex(Generic[_T]):
     def route(
         self, items: Sequence[_T], raw: Sequence[bytes], position: int
     ) -> tuple[list[Match[_T]], Iterable[StreamCursor[_T]]]:
-        """Find the cursors of items, and give the items to them.
-
-        Args:
-            items: The items, in order.
-            raw: Their messages.
-            position: The position of the first one.
-
-        Returns:
-            The items that are for any, in order; and the cursors to wake.
-        """
+        """Give items to the cursors that they are for; return the items that are for any, in order, and the cursors to
+        wake."""
         # First all calls of the user's functions, which may close cursors: what is below is in one piece.
         hits: list[tuple[int, list[StreamCursor[_T]], BaseException | None]] = []
         groups = list(self._groups.values())
@@ -274,13 +242,7 @@ class StreamIndex(Generic[_T]):
     def rescan(
         self, cursor: StreamCursor[_T], items: Iterable[tuple[int, _T, int]], known: dict[int, Match[_T]]
     ) -> None:
-        """Add the items in the cache that match a new cursor's selection to those that it has not read.
-
-        Args:
-            cursor: The cursor.
-            items: Positions, items and sizes, in order.
-            known: The items there that are for others, by position; those of this cursor are added.
-        """
+        """Add the items in the cache that match a new cursor's selection to those that it has not read."""
         expected = cursor.since
         held = list(items)
         counted = self._counted([item for _, item, _ in held], None)
@@ -308,11 +270,7 @@ class StreamIndex(Generic[_T]):
                     cursor.doubts[position] = error
 
     def begin_after(self, items: Iterable[_T]) -> None:
-        """Record what had been received before there was any cursor.
-
-        Args:
-            items: The items, in order.
-        """
+        """Record items, in order, that had been received before there was any cursor."""
         received = list(items)
         for item, counts_as in zip(received, self._counted(received, None), strict=True):
             number = self._number(item)
@@ -472,9 +430,6 @@ class StreamCursor(Generic[_T]):
     """One subscriber's place in the part of a cache that belongs to its stream.
 
     Args:
-        cache: The cache.
-        index: Gives it its items.
-        selection: Which items these are.
         since: The sequence number below which nothing is for it; None for whatever comes.
         position: The position in the cache with which it begins.
     """
@@ -612,11 +567,7 @@ class StreamCursor(Generic[_T]):
         return self._in_hand is not None
 
     def processed(self) -> bool:
-        """Record that what was read is processed, as the next `read` does. Possible after `close`, too.
-
-        Returns:
-            Whether something was in hand.
-        """
+        """Record that what was read is processed, as the next `read` does. Possible after `close`, too."""
         if self._in_hand is None:
             return False
         (size, shared), self._in_hand = self._in_hand, None

@@ -64,11 +64,8 @@ class Watermark(Generic[_E]):
         """The position of the last of them whose position can be read."""
 
     def passed(self, events: Sequence[_E]) -> None:
-        """Pass events that were finished in order, without an entry. There must be no entries.
-
-        Args:
-            events: The events that follow the last one passed.
-        """
+        """Pass events that follow the last one passed, and were finished in order, without an entry. There must be no
+        entries."""
         assert not self.entries
         self.count += len(events)
         self._reached(events)

@@ -15,15 +15,8 @@ _SUFFIX: Final = re.compile(r";weight=([0-9]{1,4}(?:\.[0-9]{1,3})?)\Z")
 
 
 def with_weight(owner_id: str, weight: float) -> str:
-    """Return a host's name in the leases, with its weight: "worker-1;weight=2.5". Without one if it is 1.
-
-    Args:
-        owner_id: The host's own name.
-        weight: More than 0; of three decimal places.
-
-    Raises:
-        ConfigurationError: The name contains a weight already.
-    """
+    """Return a host's name in the leases, with its weight unless that is 1: "worker-1;weight=2.5", to three decimal
+    places."""
     if _SUFFIX.search(owner_id):
         problem = f"{owner_id!r} contains a weight: remove it from the name, or do not give the option weight"
         raise ConfigurationError("owner_id", problem)
