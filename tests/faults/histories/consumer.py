@@ -119,7 +119,6 @@ class Profile:
         partitions: The fewest and the most at the start.
         backlog: The fewest and the most events of a partition at the start.
         balancers: Where the seed's balancer is counted from; None for the default's in every history.
-        intervals: Of which one is the `delivery_interval`.
     """
 
     actions: Mapping[str, float]
@@ -132,7 +131,6 @@ class Profile:
     partitions: tuple[int, int] = (1, 4)
     backlog: tuple[int, int] = (0, 30)
     balancers: int | None = None
-    intervals: tuple[float, ...] = (0.0,)
 
 
 PROFILES: dict[str, Profile] = {
@@ -148,7 +146,6 @@ PROFILES: dict[str, Profile] = {
     "network": Profile({**_NETWORK, "join": 0.7, "leave": 0.5, "crash": 0.3}),
     "silence": Profile({"silence": 3.0, "detach": 1.0, "join": 0.5, "leave": 0.5}),
     "store": Profile({**_STORE, "join": 0.7, "leave": 0.7, "crash": 0.3}),
-    "intervals": Profile({**_NETWORK, "silence": 1.0, "join": 0.7, "leave": 0.5, "crash": 0.3}, intervals=(0.05, 2.0)),
     "silent-connection": Profile({"silence connection": 1.0, "join": 0.5, "leave": 0.5}),
     "starts": Profile(
         {"detach": 2.0, "cut": 1.0, "join": 1.0, "leave": 1.0, "crash": 0.5, "add partition": 0.7},
@@ -229,7 +226,7 @@ class ConsumerHistory:
             "checkpoint_policy": rng.choice([*policies, CheckpointPolicy(on_close=True), CheckpointPolicy.manual()]),
             "initial_position": self._position(),
             "failure_policy": "retry",
-            "delivery_interval": world.stream("delivery interval").choice(profile.intervals),
+            "delivery_interval": world.interval(),
             # If the hub is recreated, the new one is read from its beginning; by default its reading stops.
             # Only user code that does not return of itself is helped by it; elsewhere it would hide other ends of it.
             **(_CANCELLING if "stuck" in profile.works and "handler_timeout" in HostSettings.model_fields else {}),

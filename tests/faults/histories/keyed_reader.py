@@ -241,6 +241,7 @@ class KeyedReaderHistory(OnePartition):
             position=EventPosition.at_sequence_number(follower.stored, inclusive=True),
             prefetch_events=world.rng.choice((10, 50, 1000)),
             receiver_name=name,
+            delivery_interval=world.interval(name),
         )
         reader = HubReader(lambda: transport, settings, rng=world.stream(name), on_loss=follower.lost)
         process = follower.process = _Process(life, transport, reader, follower.stored)

@@ -455,6 +455,7 @@ class MixedHistory:
             initial_position=EventPosition.earliest(),
             failure_policy="retry",
             on_data_loss="earliest",
+            delivery_interval=world.interval(name),
         )
         host = HubHost(
             lambda: transport,

@@ -127,7 +127,8 @@ class ReaderHistory(OnePartition):
         self.is_over = True
         await world.sleep(CATCHING_UP)
         self.publish(5)
-        patience = CATCHING_UP + (self.partition.next if self.is_large else 0.0)  # a cache may have room for one event
+        # A cache may have room for one event, and get one in each `delivery_interval`.
+        patience = CATCHING_UP + (3.0 * self.partition.next if self.is_large else 0.0)
         if not await world.until(lambda: all(map(self._is_through, self.readers)), patience):
             late = next(each for each in self.readers if not self._is_through(each))
             text = f"{late.name} gave {late.given} last, and stands there {patience:.0f} s after the last fault"
@@ -229,6 +230,7 @@ class ReaderHistory(OnePartition):
             partition_id="0",
             position=position,
             on_data_loss=world.rng.choice((None, "fail")),
+            delivery_interval=world.interval(name),
             **room,
             **options,
         )

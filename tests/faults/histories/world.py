@@ -301,6 +301,10 @@ class World:
         """Return a stream of chance of its own."""
         return random.Random(f"{self.kind} {self.seed} {name}")
 
+    def interval(self, name: str = "") -> float:
+        """Choose a `delivery_interval`, in seconds, by a stream of chance of its own: none in half of the cases."""
+        return self.stream(f"delivery interval {name}").choice((0.0, 0.0, 0.05, 2.0))
+
     def life(self, name: str) -> Life:
         """Begin a process."""
         life = Life(name)
