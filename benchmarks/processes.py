@@ -32,7 +32,7 @@ class BenchmarkError(Exception):
     """A side or the emulator failed; the text says how."""
 
 
-class _Process:
+class Process:
     """A Python process that talks in lines on stdin and stdout; its stderr is shown when it fails."""
 
     def __init__(self, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
@@ -114,7 +114,7 @@ class _Process:
         self.stop()
 
 
-class EmulatorProcess(_Process):
+class EmulatorProcess(Process):
     """The emulator, in a process of its own, with one hub.
 
     Args:
@@ -137,7 +137,7 @@ class EmulatorProcess(_Process):
         self.connection_string = line
 
 
-class CannedService(_Process):
+class CannedService(Process):
     """The service of prepared bytes (`benchmarks.canned`), in a process of its own, with one hub.
 
     Args:
@@ -196,7 +196,7 @@ class CannedService(_Process):
         return counts
 
 
-class Side(_Process):
+class Side(Process):
     """One side of a benchmark, in a process of its own: a function of `benchmarks.sides`.
 
     Args:

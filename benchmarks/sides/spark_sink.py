@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from eventpump import EventProducer
 from eventpump.spark import foreach_batch_producer
 from eventpump.spark.local import local_session
+from eventpump.storage.ledgers.blob import BlobLedger
 
 Sink = Callable[[DataFrame, int], object]
 
@@ -50,7 +52,18 @@ def _send(connection_string: str, hub: str, rows: Iterable[Row]) -> None:
             client.send_batch(batch)
 
 
-def _sink(kind: str, connection_string: str, hub: str, ledger: str) -> Sink:
+def ledger_of(blob: str, directory: str) -> str | BlobLedger:
+    """Return the ledger of a side's sink: a directory, or a new place in a blob store.
+
+    Args:
+        blob: The connection string of a storage account; "" for the directory.
+    """
+    if not blob:
+        return directory
+    return BlobLedger("bench", connection_string=blob, prefix=f"{uuid.uuid4().hex}/", create=True)
+
+
+def _sink(kind: str, connection_string: str, hub: str, ledger: str | BlobLedger) -> Sink:
     if kind == "theirs":
         send = partial(_send, connection_string, hub)
         return lambda frame, _: frame.foreachPartition(send)
@@ -78,12 +91,20 @@ async def _stored(connection_string: str, hub: str) -> int:
 
 
 def rate(
-    kind: str, connection_string: str, hub: str, rows: int, batches: int, body_size: int, warm_up: int = 2
+    kind: str,
+    connection_string: str,
+    hub: str,
+    rows: int,
+    batches: int,
+    body_size: int,
+    warm_up: int = 2,
+    blob: str = "",
 ) -> dict[str, float]:
     """Publish so many batches of so many rows.
 
     Args:
         kind: "ours", exactly once; "plain", ours at least once; or "theirs".
+        blob: As of `ledger_of`.
 
     Returns:
         `wall` in µs per row, `cost` in µs of CPU of all of Spark per row, `rate` in rows per second, `busy` of both
@@ -91,7 +112,7 @@ def rate(
     """
     with _session() as spark, tempfile.TemporaryDirectory() as ledger:
         before = asyncio.run(_stored(connection_string, hub))
-        sink = _sink(kind, connection_string, hub, ledger)
+        sink = _sink(kind, connection_string, hub, ledger_of(blob, ledger))
         frame = spark.range(0, rows, 1, 2).selectExpr(
             f"CAST(concat(lpad(CAST(id AS STRING), 16, '0'), repeat('x', {body_size - 16})) AS BINARY) AS body"
         )
@@ -113,14 +134,20 @@ def rate(
         }
 
 
-def trigger(kind: str, connection_string: str, hub: str, batches: int, warm_up: int) -> dict[str, float]:
+def trigger(
+    kind: str, connection_string: str, hub: str, batches: int, warm_up: int, blob: str = ""
+) -> dict[str, float]:
     """Publish batches of eight rows.
+
+    Args:
+        kind: As of `rate`.
+        blob: As of `ledger_of`.
 
     Returns:
         The milliseconds of one, in the median.
     """
     with _session() as spark, tempfile.TemporaryDirectory() as ledger:
-        sink = _sink(kind, connection_string, hub, ledger)
+        sink = _sink(kind, connection_string, hub, ledger_of(blob, ledger))
         frame = spark.range(0, 8, 1, 2).selectExpr("CAST(CAST(id AS STRING) AS BINARY) AS body")
         times = []
         for batch_id in range(warm_up + batches):

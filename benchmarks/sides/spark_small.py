@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # it comes without types
 
 from benchmarks.processes import READY
+from benchmarks.sides.spark_sink import ledger_of
 from eventpump.spark import BatchReceipt, foreach_batch_producer
 from eventpump.spark.data_source import register
 from eventpump.spark.local import local_session
@@ -27,7 +28,7 @@ def _cpu() -> float:
     return float(total)
 
 
-def query(connection_string: str, watch: str, small_batches: str, warm_up: int) -> dict[str, float]:
+def query(connection_string: str, watch: str, small_batches: str, warm_up: int, blob: str = "") -> dict[str, float]:
     """Count the source's events by their body, and publish each change, until a line comes.
 
     Prints a line with the number of rows after each batch.
@@ -35,6 +36,7 @@ def query(connection_string: str, watch: str, small_batches: str, warm_up: int) 
     Args:
         watch: The consumer group in which the query watches its source.
         warm_up: The rows after which CPU and batches are counted.
+        blob: As of `spark_sink.ledger_of`.
 
     Returns:
         `cpu` in seconds, and `batches`.
@@ -74,7 +76,7 @@ def query(connection_string: str, watch: str, small_batches: str, warm_up: int) 
             connection_string,
             "target",
             sink_id="bench",
-            ledger=Path(directory) / "ledger",
+            ledger=ledger_of(blob, f"{directory}/ledger"),
             on_receipt=told,
             small_batches=small_batches,  # type: ignore[arg-type]  # the argument came as JSON
         )
