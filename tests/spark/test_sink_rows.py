@@ -7,6 +7,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyspark.sql.functions import window
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StructField, StructType
 
+from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.storage.rows.blob import BlobRowStore
 from eventpump.storage.rows.directory import DirectoryRowStore
 from tests.spark.service import SparkService
@@ -64,6 +66,87 @@ def test_sink_keeps_rows_in_a_blob_container(
     writer(numbered(spark, 400, 500), 1)
     sink.require_exactly(range(500))
     assert kept() == sink.kept() == []
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+
+
+class Rounds:
+    """The requests to stores, those together that were under way at a time."""
+
+    def __init__(self) -> None:
+        self.found: list[list[str]] = []
+        self._under_way = 0
+
+    @contextmanager
+    def request(self, text: str) -> Iterator[None]:
+        if not self._under_way:
+            self.found.append([])
+        self.found[-1].append(text)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+
+ROUNDS = Rounds()
+"""Of the driver's process: row stores are copied."""
+
+
+class TracedLedger(DirectoryLedger):
+    async def create(self, name: str, body: bytes) -> bool:
+        with ROUNDS.request(f"create {name.partition('/')[2]}"):
+            return await super().create(name, body)
+
+    async def read(self, name: str) -> bytes | None:
+        with ROUNDS.request(f"read {name.partition('/')[2]}"):
+            return await super().read(name)
+
+    async def list(self, directory: str) -> list[str]:
+        with ROUNDS.request("list records"):
+            return await super().list(directory)
+
+
+class TracedRows(DirectoryRowStore):
+    async def write(self, stem: str, parts: Sequence[bytes | memoryview]) -> str:
+        with ROUNDS.request("write rows"):
+            return await super().write(stem, parts)
+
+    async def read(self, name: str, offset: int, size: int) -> bytes | None:
+        with ROUNDS.request("read rows"):
+            return await super().read(name, offset, size)
+
+    async def list(self, directory: str) -> dict[str, int]:
+        with ROUNDS.request("list rows"):
+            return await super().list(directory)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        with ROUNDS.request(f"delete rows: {len(names)}"):
+            await super().delete(names)
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+def test_small_batch_makes_six_requests_in_sequence(
+    spark: SparkSession, service: SparkService, tmp_path: Path, partitions: int
+) -> None:
+    """What is read before is read at once, while rows are encoded; five follow, however many partitions there are."""
+    sink = SinkHub(service, tmp_path, partitions)
+    writer = sink.writer(ledger=TracedLedger(sink.ledger), rows=TracedRows(tmp_path / "rows"))
+    for batch_id in range(3):
+        writer(numbered(spark, 8 * batch_id, 8 * batch_id + 8), batch_id)
+    ROUNDS.found.clear()
+    writer(numbered(spark, 24, 32), 3)
+    sink.require_exactly(range(32))
+    name, later = "000000000003.0", "read claim.000000000002.json"
+    assert [sorted(each) for each in ROUNDS.found] == [
+        ["read 000000000002.0.done.json", f"read {name}.done.json", f"read {name}.plan.json", later],
+        ["write rows"],
+        [f"create {name}.plan.json"],
+        [later],
+        [f"create {name}.done.json", "list rows", later],
+        ["delete rows: 1"],
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------ workers die

@@ -68,6 +68,7 @@ from eventpump.spark.sink.protocol import (
     DeleteRecords,
     DeleteRows,
     FindRows,
+    ListObsoleteRows,
     ListRecords,
     ListRows,
     MicroBatch,
@@ -78,6 +79,7 @@ from eventpump.spark.sink.protocol import (
     ReadRecord,
     ReadTails,
     Request,
+    Together,
     Unplanned,
     WrittenRows,
     find_plan,
@@ -108,6 +110,8 @@ U = TypeVar("U")
 
 AT_ONCE: Final = 32
 """Partitions that are asked for, or published to, at a time."""
+_DELETED_AT_ONCE: Final = 8
+"""Records that are deleted at a time."""
 
 
 class Stores(NamedTuple):
@@ -297,8 +301,10 @@ class _Outside:
                 return None
             case ListRows():
                 return await self._stored(lambda: self._objects.list(self._rows_directory))
-            case DeleteRows(before):
-                await self._delete_rows(before)
+            case ListObsoleteRows(before):
+                return await self._obsolete_rows(before)
+            case DeleteRows(names):
+                await self._delete_rows(names)
                 return None
             case ReadPartitions():
                 return (await self._transport.get_hub_properties(self._hub)).partition_ids
@@ -308,6 +314,8 @@ class _Outside:
                 return await each_partition(producers, self._attach)
             case FindRows(plan, ranges):
                 return await each_partition(ranges, lambda each, range_: self._rows(plan, each, *range_))
+            case Together(requests):
+                return await gather(map(self._answer, requests))
 
     async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call the store, again where it failed. Its `create` may be called again."""
@@ -318,19 +326,23 @@ class _Outside:
 
     async def _delete(self, names: Iterable[str]) -> None:
         try:
-            for name in names:
-                await self._store.delete(f"{self._directory}/{name}")
+            await gather((self._store.delete(f"{self._directory}/{name}") for name in names), at_once=_DELETED_AT_ONCE)
         except StoreError as error:
             _log.warning("records that are not needed any more stay in the ledger: %s", error)
 
-    async def _delete_rows(self, before: int) -> None:
+    async def _obsolete_rows(self, before: int) -> list[str]:
         try:
             listed = await self._objects.list(self._rows_directory)
-            names = [each for each in listed if is_obsolete(each, before, self._run.claim or 0)]
-            if names:
-                await self._objects.delete([f"{self._rows_directory}/{each}" for each in names])
         except StoreError as error:
-            _log.warning("rows that are not needed any more are left, until the next batch is done: %s", error)
+            _warn_of_left(error)
+            return []
+        return [each for each in listed if is_obsolete(each, before, self._run.claim or 0)]
+
+    async def _delete_rows(self, names: Sequence[str]) -> None:
+        try:
+            await self._objects.delete([f"{self._rows_directory}/{each}" for each in names])
+        except StoreError as error:
+            _warn_of_left(error)
 
     async def _tail(self, partition_id: str, _: object) -> PartitionTail:
         found = await self._transport.get_partition_properties(self._hub, partition_id)
@@ -370,6 +382,10 @@ class _Outside:
                 if row is not None:
                     rows.append(row)
         return rows
+
+
+def _warn_of_left(error: StoreError) -> None:
+    _log.warning("rows that are not needed any more are left, until the next batch is done: %s", error)
 
 
 async def each_partition(

@@ -103,10 +103,18 @@ class ListRows:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteRows:
-    """Delete the objects with rows of all batches before one. Answer: None, also if that fails."""
+class ListObsoleteRows:
+    """List the objects with rows of all batches before one, and what earlier runs have left. Answer: a sequence of
+    their names, empty if that fails."""
 
     before: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRows:
+    """Delete objects with rows. Answer: None, also if that fails."""
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +153,26 @@ class FindRows:
     ranges: Mapping[str, tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Make requests at the same time, which take effect in any order. Answer: theirs, in the order of the requests."""
+
+    requests: tuple[Request, ...]
+
+
 Request: TypeAlias = (
     ReadRecord
     | CreateRecord
     | ListRecords
     | DeleteRecords
     | ListRows
+    | ListObsoleteRows
     | DeleteRows
     | ReadPartitions
     | ReadTails
     | AttachProducers
     | FindRows
+    | Together
 )
 Answer: TypeAlias = "object"
 Procedure: TypeAlias = Generator[Request, Answer, T]
@@ -263,6 +280,36 @@ def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
         InvalidClientStateError: The hub does not offer idempotent publishing.
         ProducerStateLostError: The stored rows cannot be counted.
     """
+    ahead: list[ReadRecord | ReadPartitions] = [
+        ReadRecord(done_name(batch.batch_id)),
+        ReadRecord(plan_name(batch.batch_id)),
+    ]
+    if batch.batch_id > 0:
+        ahead.append(ReadRecord(done_name(batch.batch_id - 1)))
+    if batch.run.claim is not None:
+        ahead += [_look_for_later(batch.run), ReadPartitions()]
+    return (yield from _read_ahead(_prepare(batch), ahead))
+
+
+def _read_ahead(procedure: Procedure[T], ahead: Sequence[ReadRecord | ReadPartitions]) -> Procedure[T]:
+    """Carry out a procedure that is given the answers to its first requests of these, made all at the same time."""
+    answers = yield Together(tuple(ahead))
+    assert isinstance(answers, Sequence)
+    known = dict(zip(ahead, answers, strict=True))
+    answer: Answer = None
+    while True:
+        try:
+            request = procedure.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        if isinstance(request, ReadRecord | ReadPartitions) and request in known:
+            answer = known.pop(request)
+        else:
+            answer = yield request
+
+
+def _prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
     name = plan_name(batch.batch_id)
     concluded = yield from _read_conclusion(batch, batch.batch_id)
     if isinstance(concluded, Done):
@@ -272,7 +319,9 @@ def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
         return concluded  # without a claim: where Spark does not provide the query's id, it may be another query's
     plan = yield from _read(batch, name, Plan)
     if plan is None and concluded is not None:
-        raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
+        plan = yield from _read(batch, name, Plan)  # it may have been read before both were created
+        if plan is None:
+            raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
         return (yield from _prepare_plan(batch))
     yield from _claim(batch)
@@ -326,7 +375,7 @@ def _claim(batch: MicroBatch) -> Procedure[None]:
     while not (yield CreateRecord(claim_name(number), claim)):
         number += 1
     run.claim = number
-    yield DeleteRows(batch.batch_id)
+    yield from _delete_rows((yield ListObsoleteRows(batch.batch_id)))
     obsolete_claims = tuple(claim_name(each) for each in claims if each <= number - KEPT_CLAIMS)
     if obsolete_claims:
         yield DeleteRecords(obsolete_claims)
@@ -338,9 +387,18 @@ def _require_latest(batch: MicroBatch) -> Procedure[None]:
     Raises:
         StoreError: One has.
     """
-    claim = batch.run.claim
-    if claim is not None and (yield ReadRecord(claim_name(claim + 1))) is not None:
-        raise StoreError(f"continue batch {batch.batch_id} of the sink {batch.sink.name!r}", _OVERTAKEN)
+    if batch.run.claim is not None and (yield _look_for_later(batch.run)) is not None:
+        raise _overtaken(batch)
+
+
+def _look_for_later(run: DriverRun) -> ReadRecord:
+    """Return the request for the claim of a later run."""
+    assert run.claim is not None
+    return ReadRecord(claim_name(run.claim + 1))
+
+
+def _overtaken(batch: MicroBatch) -> StoreError:
+    return StoreError(f"continue batch {batch.batch_id} of the sink {batch.sink.name!r}", _OVERTAKEN)
 
 
 def find_plan(batch: MicroBatch) -> Procedure[Plan | None]:
@@ -388,27 +446,34 @@ def _finish(
     batch: MicroBatch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
 ) -> Procedure[Plan | Done]:
     receipts, lost = _sorted_outcomes(plan, outcomes)
-    yield from _require_latest(batch)
     mine = _take_over(batch, plan, lost, policy) if lost else _done(batch, plan, receipts)
     name = done_name(plan.batch_id, plan.revision)
-    if not (yield CreateRecord(name, encode_record(mine))):
-        concluded = yield from _read_conclusion(batch, plan.batch_id, plan.revision)
-        if isinstance(concluded, Done) and isinstance(mine, Done) and concluded.partitions == mine.partitions:
-            return (
-                concluded  # an earlier run was about to finish it when this one claimed the sink, and deletes its rows
-            )
-        if not isinstance(concluded, TakeOver):
-            raise StoreError(f"write {name}", "another run of this query has finished the batch, with other rows")
+    # Rows that could not be events are handed out until the next batch is done.
+    listing = ListObsoleteRows(plan.batch_id + (not plan.bad_rows))
+    # What a run that was overtaken records is true, and the later run goes on from it. It deletes nothing.
+    requests = (CreateRecord(name, encode_record(mine)), _look_for_later(batch.run), listing)
+    answers = yield Together(requests)
+    assert isinstance(answers, Sequence)
+    is_created, later, rows = answers
+    if later is not None:
+        raise _overtaken(batch)
+    concluded = mine if is_created else (yield from _read_conclusion(batch, plan.batch_id, plan.revision))
+    if isinstance(concluded, TakeOver):
         return (yield from _follow(batch, plan, concluded))
-    if isinstance(mine, TakeOver):
-        return (yield from _follow(batch, plan, mine))
+    if concluded is None or isinstance(mine, TakeOver) or concluded.partitions != mine.partitions:
+        raise StoreError(f"write {name}", "another run of this query has finished the batch, with other rows")
     if plan.batch_id % PRUNED_EVERY == 0:
         names = yield ListRecords()
         assert isinstance(names, Sequence)
         yield DeleteRecords(obsolete(names, plan.batch_id))
-    # Rows that could not be events are handed out until the next batch is done.
-    yield DeleteRows(plan.batch_id + (not plan.bad_rows))
-    return mine
+    yield from _delete_rows(rows)
+    return concluded
+
+
+def _delete_rows(names: Answer) -> Procedure[None]:
+    assert isinstance(names, Sequence)
+    if names:
+        yield DeleteRows(tuple(names))
 
 
 def obsolete(names: Iterable[str], batch_id: int) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ from eventpump.spark.sink.protocol import (
     DeleteRows,
     DriverRun,
     FindRows,
+    ListObsoleteRows,
     ListRecords,
     ListRows,
     MicroBatch,
@@ -57,6 +58,7 @@ from eventpump.spark.sink.protocol import (
     ReadRecord,
     ReadTails,
     Request,
+    Together,
     Unplanned,
     WrittenRows,
     finish,
@@ -343,6 +345,8 @@ class World:
         self.objects: dict[str, Stored] = {}
         self.evaluations = itertools.count(1)
         self.written = 0
+        self.listed: dict[tuple[str, ...], tuple[int, int]] = {}
+        """When objects with these names were listed, and that they were all of batches before one."""
         self.deleted: list[tuple[int, int]] = []
         self.late_rows = 0
         self.repeated = 0
@@ -559,8 +563,10 @@ class World:
                     self.records.pop(name, None)
             case ListRows():
                 return {name: each.size for name, each in self.objects.items()}
-            case DeleteRows(before):
-                yield from self._delete_rows(before)
+            case ListObsoleteRows(before):
+                return self._obsolete_rows(before)
+            case DeleteRows(names):
+                yield from self._delete_rows(names)
             case ReadPartitions():
                 return PARTITIONS
             case ReadTails(ids):
@@ -574,7 +580,24 @@ class World:
                 answer = answers
             case FindRows(plan, ranges):
                 answer = {each: self._stamps(plan, each, ranges[each]) for each in ranges}
+            case Together(requests):
+                answer = yield from self._together(requests)
         return answer
+
+    def _together(self, requests: tuple[Request, ...]) -> Actor[list[object]]:
+        """Carry out requests in steps that take turns by chance."""
+        waiting = {number: self._answer(each) for number, each in enumerate(requests)}
+        answers: list[object] = [None] * len(requests)
+        while waiting:
+            number = self.rng.choice([*waiting])
+            try:
+                next(waiting[number])
+            except StopIteration as stop:
+                answers[number] = stop.value
+                del waiting[number]
+            else:
+                yield
+        return answers
 
     def _note(self, body: bytes) -> None:
         """Note which rows a plan names, which are those that must be stored."""
@@ -597,19 +620,24 @@ class World:
             self.replaced.add(self.plans[plan.batch_id])
         self.plans[plan.batch_id] = body
 
-    def _delete_rows(self, before: int) -> Actor[None]:
+    def _obsolete_rows(self, before: int) -> tuple[str, ...]:
+        """List what is to be deleted, unless that fails."""
+        if not self.is_calm and self.rng.random() < 0.1:
+            return ()
+        names = tuple(name for name in sorted(self.objects) if (batch_of_rows(name) or 0) < before)
+        self.listed[names] = self.written, before
+        if not names:
+            self.deleted.append(self.listed[names])
+        return names
+
+    def _delete_rows(self, names: tuple[str, ...]) -> Actor[None]:
         """Delete objects, unless that fails."""
-        if not self.is_calm and self.rng.random() < 0.2:
+        if not self.is_calm and self.rng.random() < 0.1:
             return
-        listed = sorted(self.objects)
-        deleted_at = self.written
-        for name in listed:
-            batch_id = batch_of_rows(name)
-            assert batch_id is not None
-            if batch_id < before:
-                yield
-                self.objects.pop(name, None)
-        self.deleted.append((deleted_at, before))
+        for name in names:
+            yield
+            self.objects.pop(name, None)
+        self.deleted.append(self.listed[names])
 
     def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
         try:

@@ -27,6 +27,7 @@ from eventpump.spark.sink.protocol import (
     DeleteRows,
     DriverRun,
     FindRows,
+    ListObsoleteRows,
     ListRecords,
     ListRows,
     MicroBatch,
@@ -37,6 +38,7 @@ from eventpump.spark.sink.protocol import (
     ReadRecord,
     ReadTails,
     Request,
+    Together,
     Unplanned,
     WrittenRows,
     count_stored,
@@ -64,7 +66,9 @@ from eventpump.spark.sink.records import (
     decode_record,
     done_name,
     encode_record,
+    is_obsolete,
     plan_name,
+    rows_stem,
 )
 from tests.unit.spark.plans import changed, entry, plan
 from tests.unit.spark.sinking import SINK, walk
@@ -148,7 +152,7 @@ class Outside:
     Attributes:
         made: What was created, attached and deleted, in order; rows apart from that.
         objects: Those with rows.
-        deleted: Before which batches rows were deleted.
+        deleted: Those that were deleted.
     """
 
     def __init__(self, *records: Record, partitions: Mapping[str, tuple[int, int]] | None = None) -> None:
@@ -160,7 +164,7 @@ class Outside:
         self.rows: list[int] = []
         self.made: list[object] = []
         self.objects: dict[str, int] = {}
-        self.deleted: list[int] = []
+        self.deleted: list[str] = []
         self.before_create: Callable[[], None] = lambda: None
         for record in records:
             self.add(record)
@@ -200,8 +204,14 @@ class Outside:
                     self.records.pop(name, None)
             case ListRows():
                 return self.objects
-            case DeleteRows(before):
-                self.deleted.append(before)
+            case ListObsoleteRows(before):
+                return [name for name in self.objects if is_obsolete(name, before, 0)]
+            case DeleteRows(names):
+                for name in names:
+                    self.deleted.append(name)
+                    del self.objects[name]
+            case Together(requests):
+                return [self._answer(each) for each in requests]
             case ReadPartitions():
                 return tuple(self.partitions)
             case ReadTails(ids):
@@ -729,17 +739,19 @@ def test_finish_deletes_old_records() -> None:
 
 
 def test_rows_are_deleted_by_the_holder_of_the_claim() -> None:
-    """A run deletes what earlier ones left before its first batch, and after each batch all up to it."""
+    """A run deletes what earlier ones left before its first batch, and after each batch all up to it; no other does."""
     outside, run = Outside(done(3)), running(claim=None)
+    older, rows = f"{rows_stem(3)}.{0:032x}", f"{rows_stem(4)}.{0:032x}"
+    outside.objects = {older: 7, rows: 7}
     made = planned(outside.run(begin(batch(4, run=run))))
-    assert outside.deleted == [4], "the plan of batch 4 may be created by another run at this moment"
+    assert outside.deleted == [older], "the plan of batch 4 may be created by another run at this moment"
     later = running("later", None)
     outside.run(begin(batch(4, run=later)))
     with pytest.raises(StoreError, match="a later run of this query has begun"):
         outside.run(finish(batch(4, run=run), made, [], FAIL))
-    assert outside.deleted == [4, 4]
+    assert outside.deleted == [older]
     outside.run(finish(batch(4, run=later), made, [], FAIL))
-    assert outside.deleted == [4, 4, 5]
+    assert outside.deleted == [older, rows]
 
 
 def test_plan_whose_rows_another_run_has_deleted_is_overtaken() -> None:
@@ -757,12 +769,32 @@ def test_plan_whose_rows_another_run_has_deleted_is_overtaken() -> None:
 def test_rows_that_could_not_be_events_are_kept_until_the_next_batch_is_done() -> None:
     """They are counted in the plan and the record of the end, and can be read after it."""
     outside, run = Outside(done(0)), running()
+    first, second = f"{rows_stem(1)}.{0:032x}", f"{rows_stem(2)}.{0:032x}"
+    outside.objects = {first: 7}
     made = planned(outside.run(begin(batch(1, run=run), WrittenRows(KEPT, {}, {}, bad_rows=2))))
     ended = outside.run(finish(batch(1, run=run), made, [], FAIL))
     assert isinstance(ended, Done)
-    assert (made.bad_rows, ended.bad_rows, outside.deleted) == (2, 2, [1])
+    assert (made.bad_rows, ended.bad_rows, outside.deleted) == (2, 2, [])
+    outside.objects[second] = 7
     outside.run(finish(batch(2, run=run), planned(outside.run(begin(batch(2, run=run)))), [], FAIL))
-    assert outside.deleted == [1, 3]
+    assert outside.deleted == [first, second]
+
+
+def test_plan_that_is_looked_for_just_before_it_is_taken_over_is_found() -> None:
+    """Of reads that are made together, one may miss a plan whose conclusion another one finds."""
+
+    class Meanwhile(Outside):
+        def _answer(self, request: Request) -> object:
+            answer = super()._answer(request)
+            if request == Together((ReadRecord(done_name(1)), ReadRecord(plan_name(1)), ReadRecord(done_name(0)))):
+                self.add(plan(1))
+                self.add(TakeOver(sink=SINK, query_id="query", run_id="earlier", batch_id=1, producers=()))
+                return [self.records[done_name(1)], None, self.records[done_name(0)]]
+            return answer
+
+    step = Meanwhile(done(0)).run(prepare(batch(1, run=running(claim=None))))
+    assert isinstance(step, Plan)
+    assert step.revision == 1
 
 
 def test_failure_where_another_run_goes_on_is_that() -> None:
