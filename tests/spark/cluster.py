@@ -133,13 +133,12 @@ class Driver:
 
 
 class StandaloneCluster:
-    """A master and its workers, and the drivers that were submitted to it. All of them end with the block.
+    """A master and two workers, and the drivers that were submitted to it. All of them end with the block.
 
     Args:
         directory: For the files of all of them.
         python: The interpreter of driver and executors, with a pyspark of its own.
         environment: More of the environment of master, workers and drivers.
-        workers: How many workers there are.
         slots: How many tasks a worker runs at the same time, in one executor.
     """
 
@@ -149,7 +148,6 @@ class StandaloneCluster:
         *,
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
-        workers: int = 2,
         slots: int = 2,
     ) -> None:
         self.directory = directory
@@ -157,14 +155,13 @@ class StandaloneCluster:
         self._home = Path(self._environment["SPARK_HOME"])
         self._drivers: list[Driver] = []
         self._daemons: list[Daemon] = []
-        self._workers = workers
         self._slots = slots
         self.master = ""
 
     def __enter__(self) -> Self:
         try:
             self.master = self._start("master.Master", started=r"spark://127\.0\.0\.1:\d+").await_start()
-            for worker in [self._start_worker() for _ in range(self._workers)]:
+            for worker in [self._start_worker() for _ in _HOSTS]:
                 worker.await_start()
         except BaseException:
             self._end()

@@ -9,30 +9,33 @@ from eventpump import EventData, EventProducer, PartitionReader, ReceivedEvent
 from eventpump.emulator.config import HubSpec
 from eventpump.testing.threaded import EmulatorThread
 
-_SIZES = (1, 2, 3, 4, 8)
-_HUBS_PER_SIZE = 400
+_HUBS = dict.fromkeys((1, 2, 3, 4, 8), 400)
 
 
 class SparkService(EmulatorThread):
     """An emulator on a thread of its own, with many hubs: each test takes those it needs. All have the consumer groups
-    `$Default` and `watch`, save the hub `bare`."""
+    `$Default` and `watch`, save the hub `bare`.
 
-    def __init__(self, **options: Any) -> None:
+    Args:
+        hubs: How many hubs there are, by their number of partitions.
+    """
+
+    def __init__(self, hubs: Mapping[int, int] = _HUBS, **options: Any) -> None:
         super().__init__(
             [
                 "bare",
                 *(
                     HubSpec(f"hub-{size}-{number}", size, ("watch",))
-                    for size in _SIZES
-                    for number in range(_HUBS_PER_SIZE)
+                    for size, count in hubs.items()
+                    for number in range(count)
                 ),
             ],
             **options,
         )
-        self._unused = {size: iter(range(_HUBS_PER_SIZE)) for size in _SIZES}
+        self._unused = {size: iter(range(count)) for size, count in hubs.items()}
 
     def new_hub(self, partitions: int = 2) -> str:
-        """Return a hub of 1, 2, 3, 4 or 8 partitions that no other test knows.
+        """Return a hub of so many partitions that no other test knows.
 
         Returns:
             Its name.

@@ -119,16 +119,6 @@ class HubToHub:
 IN_THIS_CHECKOUT = {"PYTHONPATH": str(ROOT)}
 
 
-def test_query_on_a_standalone_cluster_publishes_each_row_once(tmp_path: Path, service: SparkService) -> None:
-    """From hub to hub, in two batches on two executors, in order per key."""
-    with StandaloneCluster(tmp_path, environment=IN_THIS_CHECKOUT, workers=1) as cluster:
-        query = HubToHub(tmp_path, service, 1000)
-        driver = cluster.submit(query.settings(maxEventsPerTrigger="500"), configuration={"spark.executor.cores": "1"})
-        assert driver.finish() == 0, driver.log
-        assert len(list(tmp_path.glob("worker-*/app-*/*/stderr"))) == 2, driver.log
-    query.require_exact()
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
     """A master and two workers, whose Python imports the package of this checkout."""

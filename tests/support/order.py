@@ -5,6 +5,7 @@ from __future__ import annotations
 LONGEST = (
     *(f"spark/{name}.py" for name in ("test_sink", "test_source_queries", "test_demo", "test_source_readers")),
     *(f"spark/{name}.py" for name in ("test_sink_faults", "test_sink_encode", "test_java", "test_example")),
+    "spark/test_cluster_histories.py",
     "spark/test_cluster.py",
     "test_pythons.py",  # makes an environment of another Python, and runs unit tests in it: one test
     "test_house.py",  # mypy without its cache, as in a clean checkout
