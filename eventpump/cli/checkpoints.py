@@ -26,6 +26,7 @@ from eventpump.checkpoints import (
 from eventpump.checkpoints.editor import write_new_file
 from eventpump.checkpoints.plan import Start
 from eventpump.cli.logs import add_log_option
+from eventpump.cli.main import FAILURE
 from eventpump.cli.stores import (
     TARGET,
     add_store_options,
@@ -33,7 +34,6 @@ from eventpump.cli.stores import (
     in_options,
 )
 from eventpump.cli.streams import (
-    FAILURE,
     add_connection_options,
     add_group_option,
     complain,
@@ -45,7 +45,7 @@ from eventpump.cli.streams import (
     whole_number,
 )
 from eventpump.cli.tables import duration, table
-from eventpump.errors import ConfigurationError, Recovery, ServiceError, StoreError
+from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import START_OFFSET
 from eventpump.eventhubs.partitions import named_partitions, partition_order
 from eventpump.interfaces import ConsumerScope
@@ -188,14 +188,6 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         return asyncio.run(awaited())
-    except ServiceError as error:
-        if error.recovery is Recovery.GIVE_UP:
-            raise
-        complain(str(error))
-        return FAILURE
-    except StoreError as error:
-        complain(str(error))
-        return FAILURE
     except ConfigurationError as error:
         start = TARGET if work is _copy else ""
         raise in_options(error, _OPTIONS, start) from None

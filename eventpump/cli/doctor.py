@@ -9,9 +9,9 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Final
 
+from eventpump.cli.main import FAILURE
 from eventpump.cli.stores import ENVIRONMENT, add_store_options, blob_options, check_place
 from eventpump.cli.streams import (
-    FAILURE,
     add_connection_options,
     add_group_option,
     connection_options,

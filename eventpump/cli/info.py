@@ -11,9 +11,7 @@ from typing import Final
 
 from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import (
-    FAILURE,
     add_connection_options,
-    complain,
     connection_options,
     connection_text,
     hub_name,
@@ -22,7 +20,6 @@ from eventpump.cli.streams import (
 )
 from eventpump.cli.tables import table
 from eventpump.clients.connection import make_transport
-from eventpump.errors import Recovery, ServiceError
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
     HubProperties,
@@ -53,13 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Print it; return the exit code. Raises `EventPumpError` if the hub cannot be read."""
     settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
     keep_quiet()
-    try:
-        hub, partitions = asyncio.run(_read(make_transport(settings), settings.hub))
-    except ServiceError as error:
-        if error.recovery is Recovery.GIVE_UP:
-            raise
-        complain(str(error))
-        return FAILURE
+    hub, partitions = asyncio.run(_read(make_transport(settings), settings.hub))
     if args.json:
         say(json.dumps(_document(hub, partitions), ensure_ascii=False))
         return 0

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from eventpump.cli.main import FAILURE
 from eventpump.cli.stores import add_store_options, checkpoint_reader, in_options
 from eventpump.cli.streams import (
-    FAILURE,
     Interrupts,
     add_connection_options,
     add_group_option,
@@ -27,7 +27,7 @@ from eventpump.cli.streams import (
 )
 from eventpump.cli.tables import duration, table
 from eventpump.core.monitoring import Health, Metric
-from eventpump.errors import ConfigurationError, Recovery, ServiceError, StoreError
+from eventpump.errors import ConfigurationError
 from eventpump.lag import (
     GroupLag,
     LagReader,
@@ -119,14 +119,6 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         return asyncio.run(work())
-    except ServiceError as error:
-        if error.recovery is Recovery.GIVE_UP:
-            raise
-        complain(str(error))
-        return FAILURE
-    except StoreError as error:
-        complain(str(error))
-        return FAILURE
     except ConfigurationError as error:
         raise in_options(error, {"reader_group": "--reader-group"}) from None
 

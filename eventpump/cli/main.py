@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 CONNECTION_VARIABLE: Final = "EVENTPUMP_CONNECTION_STRING"
 """The environment variable with the connection string."""
-FAILED = 2
+FAILED: Final = 2
 """The exit code for invalid input, or a service that refuses it."""
+FAILURE: Final = 1
+"""The exit code if the work was begun and failed, or the service or the store cannot be reached."""
 HUBS = "The hubs here are"
 """What the emulator says of its hubs, where there is no such hub."""
 INTERRUPTED = 130
@@ -127,6 +129,14 @@ def _describe(error: Exception) -> str:
     return str(error)
 
 
+def _may_pass(error: Exception) -> bool:
+    """Return whether the same command may succeed later."""
+    from eventpump.cli.outages import OutageError
+    from eventpump.core.backoff import gives_up
+
+    return isinstance(error, OutageError) or not gives_up(error)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -153,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except EventPumpError as error:
                 # The text may quote what was given in place of a file or a name, such as a connection string.
                 complain(_describe(error))
-                return FAILED
+                return FAILURE if _may_pass(error) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -11,7 +11,6 @@ from itertools import groupby
 from eventpump.cli.logs import add_log_option
 from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import (
-    FAILURE,
     add_connection_options,
     add_group_option,
     complain,
@@ -25,7 +24,7 @@ from eventpump.cli.tail import position
 from eventpump.clients.connection import make_transport
 from eventpump.clients.consumers import PartitionReader
 from eventpump.clients.producers import EventProducer
-from eventpump.errors import ConfigurationError, EventError, EventPumpError, Recovery, ServiceError
+from eventpump.errors import ConfigurationError, EventError, EventPumpError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent, copy_of
 from eventpump.eventhubs.parked import Parked, parked_facts
 from eventpump.interfaces import CLOSE_TIMEOUT, Transport
@@ -83,13 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.to is not None and args.to.lower() == settings.hub.lower():
         raise ConfigurationError("--to", "must be another hub than the one with the parked events")
     keep_quiet()
-    try:
-        return asyncio.run(_Work(settings, args.partition, start, args.consumer_group).run(args.to))
-    except ServiceError as error:
-        if error.recovery is Recovery.GIVE_UP:
-            raise
-        complain(str(error))
-        return FAILURE
+    return asyncio.run(_Work(settings, args.partition, start, args.consumer_group).run(args.to))
 
 
 class _Work:

@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from eventpump.cli.main import FAILURE
 from eventpump.cli.streams import (
-    FAILURE,
     add_connection_options,
     add_group_option,
     complain,
@@ -24,7 +24,7 @@ from eventpump.cli.streams import (
 )
 from eventpump.clients.connection import make_transport
 from eventpump.emulator.server import Emulator
-from eventpump.errors import ConfigurationError, Recovery, ServiceError
+from eventpump.errors import ConfigurationError
 from eventpump.options.connection import ConnectionSettings, connection_settings
 from eventpump.probe.bench import Bench
 from eventpump.probe.observations import NOT_OBSERVED, OBSERVATIONS, Observation, observe
@@ -74,11 +74,6 @@ def run(args: argparse.Namespace) -> int:
     is_written = True
     try:
         asyncio.run(_probe(settings, args.consumer_group, chosen, timeout, rows))
-    except ServiceError as error:
-        if error.recovery is Recovery.GIVE_UP:
-            raise
-        complain(str(error))
-        return FAILURE
     finally:
         # After Ctrl-C too: the hub serves for no second run.
         if args.report is not None and rows:

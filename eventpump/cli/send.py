@@ -14,10 +14,9 @@ from importlib import util
 from typing import Final
 
 from eventpump.amqp.sections import encode_data
-from eventpump.cli.main import Subparsers
+from eventpump.cli.main import FAILURE, Subparsers
 from eventpump.cli.outages import OutageError, PatientTransport
 from eventpump.cli.streams import (
-    FAILURE,
     Interrupts,
     LineSource,
     add_connection_options,

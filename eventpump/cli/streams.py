@@ -38,9 +38,6 @@ HUB_VARIABLE: Final = _ENVIRONMENT.name(HUB)
 GROUP_VARIABLE: Final = _ENVIRONMENT.name(CONSUMER_GROUP)
 DEFAULT_GROUP: Final = "$Default"
 
-FAILURE: Final = 1
-"""The exit code if the work was started and not completed."""
-
 _CHUNK: Final = 1 << 18
 
 

@@ -14,10 +14,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from eventpump.amqp.types import Decimal32, Decimal64, Decimal128, Described, Timestamp
-from eventpump.cli.main import Subparsers
-from eventpump.cli.outages import OutageError, PatientTransport
+from eventpump.cli.main import FAILURE, Subparsers
+from eventpump.cli.outages import PatientTransport
 from eventpump.cli.streams import (
-    FAILURE,
     Interrupts,
     Output,
     add_connection_options,
@@ -37,8 +36,6 @@ from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
     EventError,
-    Recovery,
-    ServiceError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import (
@@ -106,11 +103,6 @@ def run(args: argparse.Namespace) -> int:
             f"this one; give another consumer group: --consumer-group NAME ({error.description})"
         )
         raise ConfigurationError("--consumer-group", problem) from None
-    except ServiceError as error:
-        if error.recovery is Recovery.GIVE_UP and not isinstance(error, OutageError):
-            raise
-        complain(str(error))
-        return FAILURE
 
 
 def position(text: str) -> EventPosition:
