@@ -33,9 +33,9 @@ from eventpump.storage.rows.blob import BlobRowStore
 from eventpump.storage.rows.directory import DirectoryRowStore
 from eventpump.storage.rows.filesystem import FileSystemRowStore
 from eventpump.storage.rows.interface import RowStore
-from eventpump.storage.rows.memory import MemoryRowStore
 from eventpump.storage.rows.opening import open_rows
 from tests.support.azurite import Azurite
+from tests.support.memory_rows import MemoryRowStore
 from tests.support.seeds import seeds
 
 _T = TypeVar("_T")

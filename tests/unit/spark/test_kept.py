@@ -21,7 +21,7 @@ from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.executor import EncodeTask, KeepTask, SharedRows
 from eventpump.spark.sink.kept import KeptBatch, RowReader, encode_segments, rows_of, segmented
 from eventpump.spark.sink.records import KeptRows
-from eventpump.storage.rows.memory import MemoryRowStore
+from tests.support.memory_rows import MemoryRowStore
 from tests.unit.spark.plans import entry, plan
 
 Rows = list[tuple[int, bytes]]

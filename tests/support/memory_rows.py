@@ -1,4 +1,4 @@
-"""Objects of rows in memory: for tests."""
+"""Objects of rows in memory."""
 
 from __future__ import annotations
 
