@@ -16,6 +16,9 @@ OURS_PURE = f"{OURS} in pure Python"
 """Beside the compiled build."""
 ATTEMPTS = 4
 """How often a side that must be busy is run in a round, at most, until it was."""
+HELD = 0.02
+"""A `delivery_interval`, in seconds."""
+OURS_HELD = f"{OURS} with delivery_interval={HELD}"
 TIMEOUT = 300.0
 """Seconds that a side's run may take."""
 

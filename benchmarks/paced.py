@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.certificates import Certificate, certificate
-from benchmarks.comparing import OURS, TIMEOUT, Figures, Log, Rounds, Run, rounds_of, run_rounds
+from benchmarks.comparing import HELD, OURS, OURS_HELD, TIMEOUT, Figures, Log, Rounds, Run, rounds_of, run_rounds
 from benchmarks.events import WORKS
 from benchmarks.meter import median_run
 from benchmarks.peers import Configuration, clients
@@ -22,6 +22,10 @@ RATES = (100, 1_000, 5_000)
 TOGETHER = (1, 2, 20)
 READING = ("telemetry", "fields")
 QUICK = ((1_000, 1), (1_000, 20))
+HOLDING = (1_000, 1)
+"""The rate, and how many at once, that are received with a `delivery_interval` too."""
+SAVED = 1 / 0.45
+"""By which factor that is to be cheaper."""
 SECONDS = {True: 5, False: 12}
 """How long the events of a run come, of a quick one and otherwise."""
 
@@ -85,9 +89,33 @@ def _offer(offer: Offer, made: Certificate, times: Path, quick: bool, log: Log) 
     peers = {each.peer: each for each in clients()}
     sides: dict[str, Run] = {OURS: partial(_run, offer, made, times, None)}
     sides |= {name: partial(_run, offer, made, times, each) for name, each in peers.items()}
+    if is_held := (offer.rate, offer.together) == HOLDING:
+        sides[OURS_HELD] = partial(_run, offer, made, times, None, HELD)
     sides[FLOOR] = partial(_floor, offer, made, times)
     rounds = run_rounds(rounds_of(quick), sides, lambda who, run: log(f"{offer.name}, {who}: {shown(run)}"))
-    return rows_of(offer, rounds, list(peers))
+    rows = rows_of(offer, rounds, list(peers))
+    if is_held and not rows[0].is_void:
+        rows.append(held_row(offer, rounds))
+    return rows
+
+
+def held_row(offer: Offer, rounds: Rounds) -> Row:
+    """Return the row of what a `delivery_interval` saves: the cost with it, beside that without."""
+    ratios = tuple(each[OURS]["cost"] / each[OURS_HELD]["cost"] for each in rounds)
+    held, plain = (median_run([each[side] for each in rounds]) for side in (OURS_HELD, OURS))
+    return Row(
+        name=f"paced: {offer.name}, delivery_interval={HELD}",
+        subject=OURS_HELD,
+        peer=OURS,
+        subject_value=held["cost"],
+        peer_value=plain["cost"],
+        unit="µs CPU/event",
+        subject_busy=held["busy"],
+        peer_busy=plain["busy"],
+        goal=SAVED,
+        ratios=ratios,
+        note=shown(held),
+    )
 
 
 def _service(offer: Offer, made: Certificate, times: Path) -> CannedService:
@@ -95,11 +123,19 @@ def _service(offer: Offer, made: Certificate, times: Path) -> CannedService:
     return CannedService(KIND, PARTITIONS, offer.events, made, pace)
 
 
-def _run(offer: Offer, made: Certificate, times: Path, configuration: Configuration | None) -> Figures:
-    """Run a side against a service of its own, whose events come once."""
+def _run(
+    offer: Offer, made: Certificate, times: Path, configuration: Configuration | None, interval: float | None = None
+) -> Figures:
+    """Run a side against a service of its own, whose events come once.
+
+    Args:
+        interval: Our `delivery_interval`, in seconds.
+    """
     function, loop = ("ours:paced", "asyncio") if configuration is None else configuration.side("paced")
     with _service(offer, made, times) as service:
-        stated = {"kind": KIND, "partitions": PARTITIONS, "events": offer.events, "work": offer.work}
+        stated: dict[str, object] = {"kind": KIND, "partitions": PARTITIONS, "events": offer.events, "work": offer.work}
+        if interval is not None:
+            stated["interval"] = interval
         with Side(function, loop, **service.place(function), **stated, times=str(times)) as side:
             side.wait_ready(TIMEOUT)
             service.counts()  # which completes the file of the moments

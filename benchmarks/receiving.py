@@ -10,7 +10,9 @@ from typing import Final
 
 from benchmarks.certificates import Certificate, certificate
 from benchmarks.comparing import (
+    HELD,
     OURS,
+    OURS_HELD,
     OURS_ON_UVLOOP,
     OURS_PURE,
     TIMEOUT,
@@ -39,6 +41,8 @@ from benchmarks.report import Row
 
 GOALS = {"telemetry": 2.0, "properties": 5.0}
 """The least ratio that is wanted, by what is done with each event."""
+HOLDING_COSTS = 0.05
+"""The part by which a `delivery_interval` may make the reading of what waits anyway dearer."""
 ALLOWED = 1.6
 """How many times as much as reading four fields the telemetry consumer may cost, apart from its JSON."""
 BUDGET = {"engine": 1.0, "event": 2.5, "pump": 1.5}
@@ -157,9 +161,9 @@ class _Sides:
             "work": work,
         }
 
-    def ours(self, work: str, loop: str = "asyncio", *, is_pure: bool = False) -> Figures:
-        """Run our side."""
-        stated = self._stated("ours", work)
+    def ours(self, work: str, loop: str = "asyncio", *, is_pure: bool = False, interval: float = 0.0) -> Figures:
+        """Run our side, with a `delivery_interval`."""
+        stated = {**self._stated("ours", work), "interval": interval}
         return run_side("ours:receive", TIMEOUT, loop, is_pure, **stated, events=self.amounts.ours)
 
     def theirs(self, configuration: Configuration, work: str) -> Figures:
@@ -206,6 +210,8 @@ def _headline(amounts: _Amounts, made: Certificate, quick: bool, log: Log) -> tu
                 sides[_of(OURS_ON_UVLOOP, work)] = partial(run.ours, work, "uvloop")
             if is_compiled():
                 sides[_of(OURS_PURE, work)] = partial(run.ours, work, is_pure=True)
+        sides[OURS_HELD] = partial(run.ours, "fields", interval=HELD)
+        busy.append(OURS_HELD)
         sides[FLOOR_TLS] = run.floor
         sides[FLOOR_FIELDS] = partial(run_side, "floors:fields", TIMEOUT, kind=HEADLINE.kind)
         sides[FLOOR_JSON] = partial(run_side, "floors:json_bodies", TIMEOUT, kind=HEADLINE.kind)
@@ -231,6 +237,8 @@ def _headline(amounts: _Amounts, made: Certificate, quick: bool, log: Log) -> tu
         compare(f"receive: {name}, beside its {text}", rounds, ours, floor)
         for floor, text in ((FLOOR_TLS, "TLS floor"), (FLOOR_FIELDS, "reading floor"))
     ]
+    text, least = f"receive: {name}, delivery_interval={HELD}, beside none", 1 - HOLDING_COSTS
+    rows.append(compare(text, rounds, OURS_HELD, ours, must_be_busy=True, goal=least))
     rows.append(_apart_from_json(place, rounds))
     return rows, best_of_each_client(tried["fields"])
 

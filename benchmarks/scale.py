@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from benchmarks.comparing import PEER, Log
+from benchmarks.comparing import HELD, OURS, OURS_HELD, PEER, Log
 from benchmarks.processes import EmulatorProcess, run_side, version
 from benchmarks.report import Row
 from tests.support.azurite import Azurite
@@ -16,6 +16,8 @@ HOSTS = (1, 2, 4, 8, 16)
 QUICK_HOSTS = (1, 16)
 SHARED = 256
 """Partitions that several hosts share."""
+HOLDING = (64, 256)
+"""Partitions of idle hosts with a `delivery_interval` and without."""
 EVENTS = 100_000
 LEAST_EACH = 100
 """Events of each partition at least, so that it is not the first batch that is measured."""
@@ -46,7 +48,7 @@ def scale(quick: bool, log: Log) -> list[Row]:
     numbers, idle = (QUICK_PARTITIONS, IDLE / 2) if quick else (PARTITIONS, IDLE)
     events = EVENTS // 5 if quick else EVENTS
 
-    def run(partitions: int, hosts: int, place: Mapping[str, str] = MappingProxyType({})) -> Mapping[str, float]:
+    def run(partitions: int, hosts: int, place: Mapping[str, object] = MappingProxyType({})) -> Mapping[str, float]:
         each = max(LEAST_EACH, events // partitions)
         found = run_side("scale:scale", TIMEOUT, partitions=partitions, hosts=hosts, each=each, idle=idle, **place)
         log(f"{_count(partitions)}, {_hosts(hosts)}, {OVER_AMQP if place else IN_MEMORY}: {_told(found)}")
@@ -55,14 +57,31 @@ def scale(quick: bool, log: Log) -> list[Row]:
     rows = rows_of(IN_MEMORY, {partitions: run(partitions, 1) for partitions in numbers}, "partitions", _count)
     several = {hosts: run(SHARED, hosts) for hosts in (QUICK_HOSTS if quick else HOSTS)}
     rows += rows_of(f"{SHARED} partitions", several, "hosts", _hosts)
-    over_amqp: dict[int, Mapping[str, float]] = {}
-    for partitions in numbers:
+
+    def over(partitions: int, **options: float) -> Mapping[str, float]:
         with EmulatorProcess(partitions) as emulator:
             place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
             run_side("ours:fill", TIMEOUT, **place, partitions=partitions, events=partitions)
-            over_amqp[partitions] = run(partitions, 1, place)
+            return run(partitions, 1, {**place, **options})
+
+    over_amqp = {partitions: over(partitions) for partitions in numbers}
     rows += rows_of(OVER_AMQP, over_amqp, "partitions", _count)
+    for partitions in HOLDING[:1] if quick else HOLDING:
+        plain = over_amqp[partitions] if partitions in over_amqp else over(partitions)
+        rows.append(held_row(partitions, over(partitions, interval=HELD), plain))
     return rows + requests(QUICK_CYCLES if quick else CYCLES, log)
+
+
+def held_row(partitions: int, held: Mapping[str, float], plain: Mapping[str, float]) -> Row:
+    """Return the row of an idle host with a `delivery_interval`, beside one without."""
+    return Row(
+        name=f"scale: {OVER_AMQP}, {_count(partitions)}, delivery_interval={HELD}, idle",
+        subject=OURS_HELD,
+        peer=OURS,
+        subject_value=held["idle"],
+        peer_value=plain["idle"],
+        unit="% of a core",
+    )
 
 
 def requests(cycles: float, log: Log) -> list[Row]:

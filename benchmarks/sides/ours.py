@@ -191,12 +191,14 @@ async def receive(
     available: int,
     kind: str | None = None,
     work: str = "fields",
+    interval: float = 0.0,
     options: Options | None = None,
 ) -> dict[str, float]:
     """Receive so many events through a host.
 
     Args:
         work: What is done with each event: one of `benchmarks.events.WORKS`.
+        interval: The `delivery_interval`, in seconds.
         options: Of the connection; the others as of `Tally`.
     """
     tally = Tally(partitions, events, available, kind)
@@ -207,6 +209,7 @@ async def receive(
         lease_store=MemoryLeaseStore(),
         max_batch_size=300,
         failure_policy="stop",
+        delivery_interval=interval,
         **(options or {}),
     )
     async with host:
@@ -234,12 +237,14 @@ async def paced(
     kind: str,
     work: str,
     times: str,
+    interval: float = 0.0,
     options: Options | None = None,
 ) -> dict[str, float]:
     """Receive events that come at a pace, through a host.
 
     Args:
         work: What is done with each event: one of `benchmarks.events.WORKS`.
+        interval: The `delivery_interval`, in seconds.
         options: Of the connection; the others as of `PacedTally`.
     """
     tally = PacedTally(partitions, events, kind, times)
@@ -250,6 +255,7 @@ async def paced(
         lease_store=MemoryLeaseStore(),
         max_batch_size=300,
         failure_policy="stop",
+        delivery_interval=interval,
         **(options or {}),
     )
     async with host:

@@ -77,6 +77,7 @@ async def scale(
     idle: float,
     connection_string: str | None = None,
     hub: str | None = None,
+    interval: float = 0.0,
 ) -> dict[str, float]:
     """Run hosts in this process.
 
@@ -87,6 +88,7 @@ async def scale(
         idle: Seconds for which nothing happens, to measure what that costs.
         connection_string: Of an emulator whose partitions have one event each; None for a source in memory.
         hub: The hub there.
+        interval: The `delivery_interval`, in seconds.
 
     Returns:
         `start`: seconds until all partitions had an event; `start_cpu`: the CPU seconds of that; `idle`: per cent of a
@@ -110,6 +112,7 @@ async def scale(
             lease_store=MemoryLeaseStore(leases),
             checkpoint_policy=CheckpointPolicy(every_seconds=5.0),
             owner_id=f"host-{number}",
+            delivery_interval=interval,
         )
         for number in range(hosts)
     ]
