@@ -39,8 +39,14 @@ async def within_try(
             raise
         if on_expired is not None:
             on_expired()
-        problem = f"the attempt was cancelled after {try_timeout:g} s, the try_timeout of the RetryOptions"
-        raise ServiceTimeoutError(problem) from error
+        raise try_expired(try_timeout) from error
+
+
+def try_expired(try_timeout: float) -> ServiceTimeoutError:
+    """Return the error of an attempt that was cancelled after its time, in seconds."""
+    return ServiceTimeoutError(
+        f"the attempt was cancelled after {try_timeout:g} s, the try_timeout of the RetryOptions"
+    )
 
 
 async def retrying(

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from eventpump.aio.retry import within_try
-from eventpump.aio.tasks import reject, resolve, wait_for_event
+from eventpump.aio.retry import try_expired, within_try
+from eventpump.aio.tasks import reject, wait_for_event
+from eventpump.aio.wakeup import Wakeup
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace, is_used_up, least_delay
@@ -52,7 +53,7 @@ from eventpump.eventhubs.names import (
     PRODUCER_SEQUENCE_NUMBER,
 )
 from eventpump.eventhubs.sealing import SealedBatch
-from eventpump.interfaces import SendLink, SendLinkOpener, SendLinkSpec
+from eventpump.interfaces import PostedMessage, SendLink, SendLinkOpener, SendLinkSpec
 from eventpump.logs import log_retry
 from eventpump.options.base import RetryOptions
 
@@ -85,19 +86,24 @@ def _number(value: object) -> int | None:
 class _Waiters(Generic[_T]):
     """The callers that wait for one outcome, and for each the number of attempts that failed meanwhile."""
 
+    __slots__ = ("_tries",)
+
     def __init__(self) -> None:
-        self._tries: dict[asyncio.Future[_T], int] = {}
+        self._tries: dict[Wakeup[_T], int] = {}
 
-    def __len__(self) -> int:
-        return len(self._tries)
+    @property
+    def is_any(self) -> bool:
+        """Whether a caller waits."""
+        return bool(self._tries)
 
-    def add(self) -> asyncio.Future[_T]:
+    def add(self) -> Wakeup[_T]:
         """Return the future outcome for one more caller, which calls `remove` if it waits no longer."""
-        waiter: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        waiter: Wakeup[_T] = Wakeup(loop=asyncio.get_running_loop())
+        waiter.resumes = None
         self._tries[waiter] = 0
         return waiter
 
-    def remove(self, waiter: asyncio.Future[_T]) -> None:
+    def remove(self, waiter: Wakeup[_T]) -> None:
         """Forget a caller that does not wait any more."""
         self._tries.pop(waiter, None)
 
@@ -115,12 +121,10 @@ class _Waiters(Generic[_T]):
             self.remove(waiter)
 
     def resolve(self, result: _T) -> None:
-        """Have `wait` return this for all that wait."""
-        if not self._tries:
-            return
+        """Have `wait` return this for all that wait. They go on within this call where no task runs."""
         waiters, self._tries = self._tries, {}
         for waiter in waiters:
-            resolve(waiter, result)
+            waiter.complete(result)
 
     def fail(self, error: Exception) -> None:
         """Have `wait` raise this for all that wait."""
@@ -147,28 +151,32 @@ class _Waiters(Generic[_T]):
             reject(waiter, error)
 
 
-class _Job:
+class _Job(_Waiters[int]):
     """A batch on its way, and the callers that wait for its outcome.
 
     Attributes:
         too_large: Why it is not stored, if the next attach does not answer that it is.
+        began: When its newest transfer began, on the loop's clock.
     """
 
-    __slots__ = ("publication", "sealed", "too_large", "waiters")
+    __slots__ = ("began", "publication", "sealed", "too_large")
 
     def __init__(self, sealed: SealedBatch) -> None:
+        super().__init__()
         self.sealed = sealed
         self.publication: Publication[SealedBatch] | None = None
         self.too_large: EventTooLargeError | None = None
-        self.waiters: _Waiters[int] = _Waiters()
+        self.began = 0.0
 
 
 class PartitionPublisher:
     """Publishes sealed batches to one partition, each exactly once, one at a time and in the order of the calls.
 
-    A task of its own drives the link and the sequencer. It lives from the first use to :meth:`aclose`, so that what a
-    caller no longer waits for is settled all the same. Cancelled from outside, it fails the waiting callers, and the
-    next use starts another task; ended by an unexpected error, it fails every later use too.
+    A transfer is posted within the call of its caller, or within the report of the outcome before. What has to be
+    awaited, an attach and the delay after a failure, is done by a task of its own, which ends when nothing is left to
+    await; so what a caller no longer waits for is settled all the same. The task cancelled from outside fails the
+    waiting callers, and the next use starts another; an unexpected error, wherever it is raised, fails every later use
+    too.
 
     Args:
         on_concluded: Called once for every batch when its outcome is known: with the number of its first
@@ -200,14 +208,16 @@ class PartitionPublisher:
         self.on_retried: Callable[[SealedBatch], None] | None = None
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for the current batch, and has sent nothing yet
-        self._is_transferring = False
-        self._is_interrupted = False
+        self._posted: PostedMessage | None = None
+        """The transfer whose outcome is awaited: then there is no task."""
+        self._expiry: asyncio.TimerHandle | None = None
+        self._failed: tuple[EventPumpError, float] | None = None
+        """What a transfer failed with, and when it began, while the task has not begun to deal with that."""
         self._max_message_size = 0
         self._jobs: deque[_Job] = deque()
         self._current: _Job | None = None
         self._attaching: _Waiters[None] = _Waiters()
         self._settling: _Waiters[None] = _Waiters()
-        self._woken: asyncio.Future[None] | None = None
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -237,7 +247,7 @@ class PartitionPublisher:
 
     def is_awaited(self, sealed: SealedBatch) -> bool:
         """Whether a caller waits for the outcome of a batch."""
-        return any(job is not None and job.sealed is sealed and job.waiters for job in (self._current, *self._jobs))
+        return any(job is not None and job.sealed is sealed and job.is_any for job in (self._current, *self._jobs))
 
     async def attached(self) -> None:
         """Wait until the link is attached, so that the service's state is known.
@@ -250,7 +260,7 @@ class PartitionPublisher:
             raise self._sequencer.error()
         if self._sequencer.last_number is not None:
             return
-        await self._attaching.wait(self._start)
+        await self._attaching.wait(self._go_on)
 
     async def send(self, sealed: SealedBatch) -> int:
         """Publish a batch, after those sent before it. If given again, a batch in doubt waits for its settlement.
@@ -272,13 +282,13 @@ class PartitionPublisher:
         if self._is_closing or self._broken is not None:
             raise self._closed_error()
         job = self._job(sealed)
-        waiter = job.waiters.add()
-        self._start()
+        waiter = job.add()
+        self._go_on()
         try:
             return await waiter
         except asyncio.CancelledError:
-            job.waiters.remove(waiter)
-            if not job.waiters:
+            job.remove(waiter)
+            if not job.is_any:
                 self._abandon(job)
             raise
 
@@ -294,7 +304,7 @@ class PartitionPublisher:
             if self._is_closed or self._broken is not None:
                 raise self._closed_error()
             self._hurry.set()
-            await self._settling.wait(self._start)
+            await self._settling.wait(self._go_on)
 
     async def drained(self) -> None:
         """Accept no more batches, fail those that were not sent yet, and wait for the outcome of the rest.
@@ -317,6 +327,9 @@ class PartitionPublisher:
                 self._task.cancel()
                 await asyncio.wait({self._task})
         finally:
+            self._forget_transfer()
+            if self._sequencer.step is Step.WAIT:
+                self._sequencer.outcome_unknown()
             self._end_all(ClosedError("producer"))
         await self._drop_link()
 
@@ -340,21 +353,6 @@ class PartitionPublisher:
         self._jobs.append(job)
         return job
 
-    def _start(self) -> None:
-        if self._woken is not None:
-            resolve(self._woken, None)
-        elif self._task is None:
-            partition_id = self._sequencer.partition_id
-            self._task = asyncio.create_task(self._drive(), name=f"eventpump publisher of partition {partition_id}")
-            self._task.add_done_callback(self._ended)
-
-    def _interrupt(self) -> None:
-        """End the transfer of a batch that was withdrawn before a byte of it was sent; the task goes on."""
-        if self._is_transferring and not self._is_interrupted:
-            assert self._task is not None
-            self._is_interrupted = True
-            self._task.cancel()
-
     def _abandon(self, job: _Job) -> None:
         """Called when no caller waits for a job any more."""
         if job.publication is None:
@@ -362,65 +360,99 @@ class PartitionPublisher:
                 self._jobs.remove(job)
                 self._finish(job)
         elif job is self._current and self._sequencer.withdraw(job.publication) is not Outcome.UNKNOWN:
-            self._interrupt()
+            self._forget_transfer()
             self._conclude()
+            self._go_on()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Called when the task has ended: fail the waiting callers. The state machine is consistent at any point."""
-        self._task = self._woken = None
+    def _go_on(self) -> None:
+        """Do what is next: at once where nothing has to be awaited for it, otherwise in a task."""
+        if self._task is not None or self._posted is not None or self._is_closed or self._broken is not None:
+            return  # each goes on from where it ends
+        try:
+            if not self._proceed():
+                return
+        except (Exception, asyncio.CancelledError) as error:
+            self._break(error)
+            return
         partition_id = self._sequencer.partition_id
-        if task.cancelled():
-            if not self._is_closed:
-                _log.warning("partition %s: its publisher was cancelled", partition_id)
-                self._end_all(ServiceError("publishing was cancelled", entity=partition_id))
-        elif (error := task.exception()) is not None:
-            # A defect here or in what the user passed in: the callers, waiting and later ones, must get the error.
-            _log.error("partition %s: its publisher has failed", partition_id, exc_info=error)
-            self._broken = error
-            self._end_all(error if isinstance(error, Exception) else RuntimeError(f"the publisher ended: {error!r}"))
+        self._task = asyncio.create_task(self._drive(), name=f"eventpump publisher of partition {partition_id}")
+        self._task.add_done_callback(self._ended)
 
-    async def _drive(self) -> None:
-        sequencer, loop = self._sequencer, asyncio.get_running_loop()
-        while not self._is_closed:  # user code may have swallowed the cancellation
+    def _proceed(self) -> bool:
+        """Do what is next, up to a transfer or to what has to be awaited.
+
+        Returns:
+            Whether something has to be awaited. If not, a transfer is out, or nothing is left to do.
+        """
+        sequencer = self._sequencer
+        while self._posted is None:
+            if self._failed is not None:
+                return True
             if sequencer.failure is not None:
                 self._fail_all()
             elif self._current is None and self._jobs:
                 job = self._current = self._jobs.popleft()
                 job.publication = sequencer.offer(job.sealed, job.sealed.count)
-            if sequencer.failure is None and (self._current is not None or self._attaching):
-                await self._advance()
-                continue
-            if self._is_unknown:
-                self._is_closing = self._is_closed = True
-                if self.on_unknown is not None:
-                    self.on_unknown()
-                return
-            self._is_fresh = False
-            self._pace.reset()
-            self._woken = loop.create_future()
-            await self._woken
-            self._woken = None
+            if sequencer.failure is not None or (self._current is None and not self._attaching.is_any):
+                self._is_fresh = False
+                self._pace.reset()
+                return False
+            if sequencer.step is not Step.SEND:
+                return True
+            self._transfer()
+        return False
+
+    async def _drive(self) -> None:
+        # User code may have swallowed the cancellation.
+        while not self._is_closed and self._broken is None and self._proceed():
+            await self._advance()
+        self._task = None  # a call from here on starts another one
+        if self._is_unknown and self._posted is None and not self._is_closed:
+            self._is_closing = self._is_closed = True
+            if self.on_unknown is not None:
+                self.on_unknown()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Called when the task has ended: fail the waiting callers. The state machine is consistent at any point."""
+        if task.cancelled():
+            self._task = None
+            if not self._is_closed:
+                partition_id = self._sequencer.partition_id
+                _log.warning("partition %s: its publisher was cancelled", partition_id)
+                self._end_all(ServiceError("publishing was cancelled", entity=partition_id))
+        elif (error := task.exception()) is not None:
+            self._task = None
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """End it, after a defect here or in what the user passed in: callers, waiting and later ones, get the error."""
+        _log.error("partition %s: its publisher has failed", self._sequencer.partition_id, exc_info=error)
+        if self._broken is None:
+            self._broken = error
+            self._end_all(error if isinstance(error, Exception) else RuntimeError(f"the publisher ended: {error!r}"))
 
     async def _advance(self) -> None:
-        """Carry out one step, and notify the waiting callers of its outcome."""
-        sequencer = self._sequencer
-        step, began = sequencer.step, asyncio.get_running_loop().time()
+        """Do what has to be awaited next, and notify the waiting callers of its outcome."""
+        if self._failed is not None:
+            (error, began), self._failed = self._failed, None
+            await self._trouble(error, Step.SEND, began)
+            return
+        began = asyncio.get_running_loop().time()
         try:
-            if step is Step.ATTACH:
-                await within_try(self._attach, self._retry.try_timeout)
-                self._answer_attaching()
-            elif step is Step.SEND:
-                limit = self._retry.try_timeout
-                await (self._send() if limit is None else within_try(self._send, limit))
+            await within_try(self._attach, self._retry.try_timeout)
+            self._answer_attaching()
             self._conclude()
         except EventPumpError as error:
-            await self._trouble(error, step, began)
+            await self._trouble(error, Step.ATTACH, began)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            trouble = ServiceError("the attempt was cancelled by what it waited for", entity=sequencer.partition_id)
-            trouble.__cause__ = error
-            await self._trouble(trouble, step, began)
+            await self._trouble(self._cancelled("attempt", error), Step.ATTACH, began)
+
+    def _cancelled(self, what: str, error: asyncio.CancelledError) -> ServiceError:
+        trouble = ServiceError(f"the {what} was cancelled by what it waited for", entity=self._sequencer.partition_id)
+        trouble.__cause__ = error
+        return trouble
 
     async def _attach(self) -> None:
         await self._drop_link()
@@ -450,7 +482,8 @@ class PartitionPublisher:
             extra={"hub": self._hub, "partition_id": sequencer.partition_id},
         )
 
-    async def _send(self) -> None:
+    def _transfer(self) -> None:
+        """Send the current batch on the link, or record that the link has ended."""
         sequencer, link, job = self._sequencer, self._link, self._current
         assert link is not None
         assert job is not None
@@ -462,46 +495,70 @@ class PartitionPublisher:
         assert sequencer.producer_id is not None
         assert sequencer.owner_level is not None
         message = job.sealed.numbered(sequencer.producer_id, sequencer.owner_level, job.publication.first)
-        raised: BaseException | None = None
-        self._is_transferring = True
+        loop = asyncio.get_running_loop()
+        job.began = loop.time()
         try:
-            try:
-                await link.send(message, message_format=BATCH_MESSAGE_FORMAT, on_sent=self._sent)
-            except BaseException as failure:
-                raised = failure
-            self._is_transferring = False
-            if self._is_interrupted:
-                self._is_interrupted = False
-                assert self._task is not None
-                self._task.uncancel()
-            error = self._came_to(link, raised)
-            if error is None:
-                return
-            if not isinstance(error, asyncio.CancelledError) or is_cancelled():
-                raise error
-            if self._current is job:
-                raise ServiceError("the transfer was cancelled by what it waited for", entity=sequencer.partition_id)
-        finally:
-            raised = error = None  # its traceback holds this frame
+            self._posted = link.post(
+                message, self._transferred, message_format=BATCH_MESSAGE_FORMAT, on_sent=self._sent
+            )
+        except EventPumpError as error:
+            self._came_to(error)
+            return
+        if (limit := self._retry.try_timeout) is not None:
+            self._expiry = loop.call_later(limit, self._expired, limit)
 
     def _sent(self) -> None:
         self._is_fresh = False
         self._sequencer.sending()
 
-    def _came_to(self, link: SendLink, error: BaseException | None) -> BaseException | None:
+    def _transferred(self, error: BaseException | None) -> None:
+        """Called with the outcome of a transfer. Last of all, the callers that wait for it go on within this call."""
+        try:
+            self._forget_transfer()
+            self._came_to(error)
+            self._go_on()
+        except (Exception, asyncio.CancelledError) as unexpected:
+            self._break(unexpected)
+
+    def _expired(self, limit: float) -> None:
+        """Called when a transfer has taken longer than a try may."""
+        self._transferred(try_expired(limit))
+
+    def _forget_transfer(self) -> None:
+        """Expect no outcome of a transfer any more. One of which no byte was sent is not sent."""
+        posted, self._posted = self._posted, None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if posted is not None:
+            posted.withdraw()
+
+    def _came_to(self, error: BaseException | None) -> None:
         """Record the outcome of a transfer in the state machine.
 
-        Returns:
-            The error, unless the state machine's next step handles it; None if there is none.
+        Raises:
+            BaseException: The error, if it is none of this package.
         """
         sequencer = self._sequencer
         if error is None:
             sequencer.accepted()
-        elif isinstance(error, EventPumpError):
-            return None if self._explained(link, error) else error
-        elif sequencer.step is Step.WAIT:
-            sequencer.outcome_unknown()
-        return error
+            self._conclude()
+            return
+        assert self._link is not None
+        assert self._current is not None
+        began = self._current.began
+        if isinstance(error, EventPumpError):
+            if not self._explained(self._link, error):
+                self._failed = error, began
+                return
+        else:
+            if sequencer.step is Step.WAIT:
+                sequencer.outcome_unknown()
+            if not isinstance(error, asyncio.CancelledError):
+                raise error
+            self._failed = self._cancelled("transfer", error), began
+            return
+        self._conclude()
 
     def _explained(self, link: SendLink, error: EventPumpError) -> bool:
         """Record in the state machine what an error implies for a transfer.
@@ -560,13 +617,13 @@ class PartitionPublisher:
         # Not `retrying`: each waiter has attempts of its own, and settling a batch in doubt has no last one.
         job = self._current
         if job is not None:
-            job.waiters.count(counts)
-            if job.waiters and (is_final or is_used_up(self._retry, job.waiters.fewest_tries - 1)):
+            job.count(counts)
+            if job.is_any and (is_final or is_used_up(self._retry, job.fewest_tries - 1)):
                 self._give_up(job, error)
         self._conclude(error)
         self._attaching.count(counts)
         self._attaching.expire(-1 if is_final else self._retry.max_retries, error)
-        if self._sequencer.failure is not None or (self._current is None and not self._attaching):
+        if self._sequencer.failure is not None or (self._current is None and not self._attaching.is_any):
             return
         if self._current is not None and self.on_retried is not None:
             self.on_retried(self._current.sealed)
@@ -579,7 +636,7 @@ class PartitionPublisher:
             at_least=least_delay(error),
         )
         partition_id = self._sequencer.partition_id
-        if counts and self._current is not None and not self._current.waiters:
+        if counts and self._current is not None and not self._current.is_any:
             _log.warning("partition %s: a batch is in doubt, next attempt in %.1f s: %s", partition_id, delay, error)
         else:
             what = f"partition {partition_id}: {'publishing' if self.doubtful is None else 'settling a send in doubt'}"
@@ -592,7 +649,7 @@ class PartitionPublisher:
         """Fail the callers that wait for the current job; one in doubt is settled nevertheless."""
         assert job.publication is not None
         if self._sequencer.withdraw(job.publication) is Outcome.UNKNOWN:
-            job.waiters.fail(self._unknown(job, error))
+            job.fail(self._unknown(job, error))
 
     def _unknown(self, job: _Job, cause: BaseException) -> PublishOutcomeUnknownError:
         publication = job.publication
@@ -613,12 +670,11 @@ class PartitionPublisher:
         self._current = None
         if job.publication.outcome is Outcome.PUBLISHED:
             self._pace.reset()
-        elif job.waiters:
+        elif job.is_any:
             failure = self._sequencer.error() if self._sequencer.failure is not None else error or job.too_large
             assert failure is not None
             error = _saying("the events are not stored", failure)
         self._finish(job, error)
-        self._settling.resolve(None)
 
     def _finish(self, job: _Job, error: Exception | None = None) -> None:
         """End a job. Every job ends here, once, unless it is in doubt when the publisher is closed.
@@ -626,15 +682,23 @@ class PartitionPublisher:
         Args:
             error: Why it is not stored; ignored if it is.
         """
-        is_published = job.publication is not None and job.publication.outcome is Outcome.PUBLISHED
-        first = job.publication.first if job.publication is not None and is_published else None
-        if first is not None:
-            job.waiters.resolve(first)
-        elif job.waiters:
-            assert error is not None
-            job.waiters.fail(error)
+        publication = job.publication
+        is_published = publication is not None and publication.outcome is Outcome.PUBLISHED
+        first = publication.first if publication is not None and is_published else None
         if self._on_concluded is not None:
-            self._on_concluded(job.sealed, first)
+            try:
+                self._on_concluded(job.sealed, first)
+            except (Exception, asyncio.CancelledError) as unexpected:
+                self._break(unexpected)
+        # Last, as callers may go on within: with other calls, whatever these do.
+        if first is None:
+            if job.is_any:
+                assert error is not None
+                job.fail(error)
+        else:
+            self._go_on()
+            job.resolve(first)
+        self._settling.resolve(None)
 
     def _end_all(self, error: Exception, *, is_final: bool = True) -> None:
         """Fail what was not sent. If final, also fail the callers that wait for a batch in doubt: it stays so."""
@@ -644,10 +708,10 @@ class PartitionPublisher:
         if current is not None:
             assert current.publication is not None
             if self._sequencer.withdraw(current.publication) is not Outcome.UNKNOWN:
-                self._interrupt()
+                self._forget_transfer()
                 self._conclude(error)
             elif is_final:
-                current.waiters.fail(self._unknown(current, error))  # it stays current, so that `doubtful` returns it
+                current.fail(self._unknown(current, error))  # it stays current, so that `doubtful` returns it
         if is_final:
             self._settling.fail(error)
 
@@ -656,7 +720,7 @@ class PartitionPublisher:
         self._fail_queued(self._sequencer.error)
         if self._current is not None:
             unknown = "whether the events are stored is not known"
-            self._current.waiters.fail(_saying(unknown, self._sequencer.error()))
+            self._current.fail(_saying(unknown, self._sequencer.error()))
         self._settling.resolve(None)
 
     def _fail_queued(self, error: Callable[[], Exception]) -> None:

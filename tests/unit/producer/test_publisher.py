@@ -31,7 +31,7 @@ from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.producer.publisher import PartitionPublisher
-from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
+from eventpump.testing.transport import FakeHub, FakePosted, FakeSendLink, FakeTransport, SendFault
 from tests.support.seeds import seeds
 from tests.unit.producer.awaiting import error_of, idle
 
@@ -360,13 +360,12 @@ async def test_send_cancelled_before_the_first_byte_is_not_sent(scene: Scene, op
 
 
 async def test_send_cancelled_while_it_waits_for_credit_lets_those_behind_it_be_sent(scene: Scene) -> None:
-    """They are sent when credit comes, by the same task; and a close in the same turn ends that task."""
+    """They are sent when credit comes; and a close in the same turn leaves nothing to be sent."""
     publisher = scene.publisher()
     await publisher.attached()
     scene.hub.hang("credit")
     sending, behind = (asyncio.ensure_future(publisher.send(sealed(body))) for body in "ab")
     await idle()
-    (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "eventpump publisher of partition 0")
     sending.cancel()
     await idle()
     assert not behind.done()
@@ -375,11 +374,11 @@ async def test_send_cancelled_while_it_waits_for_credit_lets_those_behind_it_be_
     scene.hub.hang("credit")
     last = asyncio.ensure_future(publisher.send(sealed("c")))
     await idle()
-    assert not task.done()
     last.cancel()
     await asyncio.sleep(0)
     await publisher.aclose()
-    assert task.done()
+    scene.hub.answer("credit")
+    await idle()
     assert isinstance(await error_of(last), asyncio.CancelledError)
     assert scene.bodies == ["b"]
 
@@ -783,6 +782,56 @@ async def test_unexpected_exception_while_sending_leaves_the_batch_in_doubt(
     assert isinstance(await error_of(publisher.settled()), ClosedError)
 
 
+@pytest.mark.parametrize("error", [KeyError("a mistake"), asyncio.CancelledError("a mistake")], ids=repr)
+@pytest.mark.parametrize("outcome", ["stored", "withdrawn"])
+async def test_unexpected_exception_in_a_report_fails_what_is_queued_and_later(
+    scene: Scene, caplog: pytest.LogCaptureFixture, outcome: str, error: BaseException
+) -> None:
+    """Whoever has called it: what was stored is a success, what waits gets the error, and later callers its cause."""
+    publisher = scene.publisher()
+    await publisher.attached()
+    scene.hub.hang("transfer" if outcome == "stored" else "credit")
+    sends = [asyncio.ensure_future(publisher.send(sealed(body))) for body in "abc"]
+    await idle()
+    errors = [error]
+
+    def conclude(batch: SealedBatch, first: int | None) -> None:
+        if errors:
+            raise errors.pop()
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.CRITICAL, "eventpump.producer"):
+        patch.setattr(publisher, "_on_concluded", conclude)
+        if outcome == "stored":
+            scene.hub.answer("transfer")
+            assert await asyncio.wait_for(sends[0], 60) == 1
+        else:
+            sends[0].cancel()
+            assert isinstance(await error_of(sends[0]), asyncio.CancelledError)
+        for send in sends[1:]:
+            assert str(error) in str(await error_of(asyncio.wait_for(send, 60)))
+        later = await error_of(publisher.send(sealed("d")))
+        assert isinstance(later, ClosedError)
+        assert later.__cause__ is error
+
+
+async def test_link_that_fails_with_an_unexpected_exception_fails_every_caller(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mistake in a transport is raised to who waits, and nothing of the batch is sent later."""
+    publisher = scene.publisher()
+    await publisher.attached()
+
+    async def mistaken(self: FakeSendLink, message: bytes, **options: Any) -> None:
+        raise KeyError("a mistake")
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.CRITICAL, "eventpump.producer"):
+        patch.setattr(FakeSendLink, "send", mistaken)
+        errors = await asyncio.gather(*(error_of(asyncio.wait_for(publisher.send(sealed(each)), 60)) for each in "ab"))
+    assert [type(error) for error in errors] == [KeyError] * 2
+    assert isinstance(await error_of(publisher.send(sealed("c"))), ClosedError)
+    assert scene.bodies == []
+
+
 # --------------------------------------------------------------------------------------------- settle and close
 
 
@@ -830,6 +879,7 @@ async def test_close_fails_unsent_and_reports_sent_as_unknown(scene: Scene) -> N
     sends = [asyncio.ensure_future(publisher.send(batch)) for batch in batches]
     await idle()
     await publisher.aclose()
+    await idle()
     running = asyncio.all_tasks() - {asyncio.current_task(), *sends}
     assert not [task for task in running if "FakeSendLink.send" in repr(task) or "publisher" in task.get_name()]
     await publisher.aclose()
@@ -865,13 +915,18 @@ async def test_close_as_the_answer_comes_counts_it(scene: Scene) -> None:
 
 
 async def test_close_in_the_same_turn_as_the_answer_counts_it(scene: Scene) -> None:
-    """An answer that was heard counts, though its driver is cancelled before it can look at it."""
+    """An answer that was heard counts, though the publisher is closed before the caller runs."""
     closing: list[asyncio.Task[None]] = []
 
     class Closing(FakeSendLink):
-        async def send(self, *args: Any, **options: Any) -> None:
-            await super().send(*args, **options)
-            closing.append(asyncio.ensure_future(publisher.aclose()))
+        def post(
+            self, message: bytes, on_outcome: Callable[[BaseException | None], None], **options: Any
+        ) -> FakePosted:
+            def ended(error: BaseException | None) -> None:
+                closing.append(asyncio.ensure_future(publisher.aclose()))
+                on_outcome(error)
+
+            return super().post(message, ended, **options)
 
     class ClosingTransport(FakeTransport):
         async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
