@@ -79,9 +79,6 @@ class _Subscriber:
     """A decorated function and what it is called for.
 
     Attributes:
-        name: The subscription.
-        route: Handles an event.
-        processor: What the host gets.
         options: Of the host, or of a named subscription.
     """
 
@@ -448,13 +445,8 @@ class EventHubsApp:
     async def _until_ended(
         hosts: Sequence[EventProcessorHost], stopping: asyncio.Event, ended: asyncio.Future[None]
     ) -> None:
-        """Run the hosts until they are stopped, or one of them fails, or what is published.
-
-        Args:
-            hosts: The hosts.
-            stopping: Set to stop them.
-            ended: Fails with the error after which nothing is published any more.
-        """
+        """Run the hosts until they are stopped, or one of them fails; or `ended` does: then nothing is published any
+        more."""
         left = len(hosts)
 
         async def run(host: EventProcessorHost) -> None:
@@ -543,11 +535,7 @@ class EventHubsApp:
     def _stores_of(
         self, by_host: Mapping[tuple[str, str], Sequence[_Subscriber]]
     ) -> Mapping[tuple[str, str], LeaseStore]:
-        """Return the store of each host.
-
-        Raises:
-            ConfigurationError: There is none, or two hosts would share leases and checkpoints.
-        """
+        """Return the store of each host."""
         stores: dict[tuple[str, str], LeaseStore] = {}
         places: dict[str, str] = {}
         for (hub, group), subscribers in by_host.items():
@@ -657,12 +645,8 @@ class EventHubsApp:
 
 
 class _Patience:
-    """How long an application tries to reach the service and its stores at the start.
-
-    Args:
-        seconds: From now on.
-        stopping: Ends it early.
-    """
+    """How long an application tries to reach the service and its stores at the start: until `stopping` ends it
+    early."""
 
     def __init__(self, seconds: float, stopping: asyncio.Event) -> None:
         self._seconds = seconds
@@ -671,15 +655,8 @@ class _Patience:
         self._rng = random.Random()
 
     async def retry(self, attempt: Callable[[], Awaitable[None]], problem: str) -> None:
-        """Try something until it succeeds, and report each failure.
-
-        Args:
-            attempt: Starts it.
-            problem: What does not succeed.
-
-        Raises:
-            EventPumpError: It cannot succeed, or has not in time, or the application is to stop.
-        """
+        """Try something until it succeeds, and report each failure as a problem. Raises the error if that cannot help,
+        or in time."""
 
         def report(error: Exception, delay: float) -> None:
             _log.warning("%s: %s; again in %.1f s", problem, error, delay)

@@ -47,7 +47,6 @@ class ResultDestination:
     """Where a function's return values go.
 
     Attributes:
-        hub: The hub.
         partition_key: Returns the partition key of a return value; None for that of the event that was handled.
         mode: The mode of a `CloudEvent`.
         producer: What sends them, while the application runs.
@@ -71,7 +70,6 @@ class Handler:
     Args:
         function: A coroutine function. A parameter annotated `ReceivedEvent` gets the event, one annotated
             `PartitionContext` the context, and one with any other annotation the payload, decoded as that type.
-        decoder: Decodes payloads.
 
     Raises:
         ConfigurationError: Its signature cannot be called with an event.
@@ -141,7 +139,6 @@ class RoutedFunction:
     """A function with where its return values go.
 
     Attributes:
-        handler: Calls the function.
         publications: Where its return values go. None is not published.
         middleware: What is called in place of the function, if anything.
     """

@@ -45,11 +45,8 @@ class AppHubs:
         partitions: The number of partitions of each hub.
         hosts: The hosts that run, by hub and consumer group.
         subscribers: The hub, the consumer group and the subscription of each subscriber.
-        running: The application.
         changes: Shows every report of a host.
-        decoder: Decodes payloads.
         codecs: By hub, what its events may be encoded with.
-        group: The consumer group to read with.
         timeout: Seconds that any wait may take.
     """
 
@@ -102,10 +99,6 @@ class AppHubs:
     async def within(self, work: Coroutine[Any, Any, _T], until: str) -> _T:
         """Run something while the application runs.
 
-        Args:
-            work: What to run.
-            until: What is waited for, for the error.
-
         Raises:
             Exception: What the application ended with.
             TimeoutError: It took too long.
@@ -151,12 +144,7 @@ class AppHubs:
 
 
 class AppHub:
-    """One hub of an application under test.
-
-    Args:
-        hubs: All of them.
-        name: Its name.
-    """
+    """One hub of an application under test."""
 
     def __init__(self, hubs: AppHubs, name: str) -> None:
         self._hubs = hubs

@@ -45,7 +45,6 @@ def finality_of(error: Exception, *, keeps_state: bool) -> Finality:
     """Return what follows an error with which events were not published.
 
     Args:
-        error: The error.
         keeps_state: Whether the producer has a state store, which cannot be opened twice.
     """
     match error:
@@ -69,7 +68,6 @@ class ResultPublisher:
     the order of results is kept where nothing fails.
 
     Args:
-        hub: The hub.
         keeps_state: Whether its producer has a state store: it is not replaced then, and the error is final.
         make: Returns a new producer that calls the function it is given with the events of each failure.
         on_opened: Called with every producer that was opened.

@@ -412,11 +412,7 @@ class CheckpointEditor(GroupClient):
 
 
 def write_new_file(path: str, text: str) -> None:
-    """Write a file that does not exist yet, durably.
-
-    Raises:
-        ConfigurationError: It exists, or cannot be written.
-    """
+    """Write a file that does not exist yet, durably. Raises `ConfigurationError` if it exists, or cannot be written."""
     try:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)

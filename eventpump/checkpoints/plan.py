@@ -23,12 +23,7 @@ number, or the first event that was enqueued at a time or after it."""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An event has to be read, to find what a checkpoint needs of it.
-
-    Args:
-        position: Where it is.
-        number: Its sequence number, where that is known.
-    """
+    """An event has to be read, at a position, to find what a checkpoint needs of it."""
 
     position: EventPosition
     number: int | None = None
@@ -36,11 +31,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A checkpoint cannot be made.
-
-    Args:
-        reason: Why.
-    """
+    """A checkpoint cannot be made, for this reason."""
 
     reason: str
 
@@ -54,9 +45,7 @@ def before_event(
     is not that: there each program begins where it is configured to, by default at the end in Python and JavaScript.
 
     Args:
-        partition_id: The partition.
         start: The sequence number of the event, or one of the ends of the partition.
-        facts: What the partition holds.
     """
     first, last = retained_from(facts), facts.last_enqueued_sequence_number
     if start == "latest" or start == last + 1:
@@ -81,14 +70,7 @@ def at_time(moment: datetime, facts: PartitionProperties) -> Wanted | Literal["l
 def completed(
     partition_id: str, number: int | None, offset: str | None, facts: PartitionProperties
 ) -> Checkpoint | Wanted | Refused:
-    """Return a stored position as a checkpoint, which has both number and offset.
-
-    Args:
-        partition_id: The partition.
-        number: The stored sequence number; None if there is none.
-        offset: The stored offset; None if there is none, but not both.
-        facts: What the partition holds.
-    """
+    """Return a stored position, which has a number, an offset or both, as a checkpoint, which has both."""
     last = facts.last_enqueued_sequence_number
     if number is not None and number > last:
         return Refused(f"{number:,} is beyond its end, {last:,}: the hub was recreated, or it is another hub's")
@@ -113,14 +95,7 @@ def completed(
 
 
 def of_event(partition_id: str, wanted: Wanted, number: int, offset: str) -> Checkpoint | Refused:
-    """Return the checkpoint for which an event was read.
-
-    Args:
-        partition_id: The partition.
-        wanted: What was asked for.
-        number: The sequence number of the event that was found.
-        offset: Its offset.
-    """
+    """Return the checkpoint for which an event of this number and offset was read."""
     if wanted.number is not None and number != wanted.number:
         return Refused(f"the event {wanted.number:,} is gone: the next one is {number:,}")
     asked = wanted.position.offset
@@ -212,7 +187,6 @@ def plan_changes(
 
     Args:
         wanted: The new checkpoint of each partition, None for none; or why there cannot be one.
-        stored: What the store has.
         unwritable: Why the store does not take a partition's checkpoint, by partition id. Default: `{}`.
         force: Whether partitions that consumers own are written. Default: False.
         forward_only: Whether a checkpoint that is further on is kept. Default: False.
@@ -257,12 +231,7 @@ def position_of(stored: StoredCheckpoint | None) -> tuple[int | None, str | None
 
 
 def still(plan: CheckpointPlan, stored: Mapping[str, StoredCheckpoint]) -> list[CheckpointChange]:
-    """Return the writes of a plan as they are now: those of which the store has something else are refused.
-
-    Args:
-        plan: The plan.
-        stored: What the store has now.
-    """
+    """Return the writes of a plan as they are now: those of which the store has something else are refused."""
     changes = []
     for change in plan.having(ChangeAction.WRITE):
         now, reason = stored.get(change.partition_id), None

@@ -298,20 +298,18 @@ def _how_to_go_on(path: str) -> str:
 
 
 class _Source:
-    """The store that is copied from: errors of its options name those, and not the target's."""
+    """A `CheckpointReader` of the store that is copied from: errors of its options name those, and not the target's."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
 
     async def read(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
-        """See `CheckpointReader.read`."""
         try:
             return await self._reader.read(scope, partition_ids)
         except ConfigurationError as error:
             raise in_options(error, {}) from None
 
     async def aclose(self) -> None:
-        """See `CheckpointReader.aclose`."""
         await self._reader.aclose()
 
 

@@ -57,27 +57,21 @@ class PatientTransport:
 
     @property
     def fully_qualified_namespace(self) -> str:
-        """See `Transport`."""
         return self._transport.fully_qualified_namespace
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
-        """See `HubDirectory`."""
         return await self._patiently(lambda: self._transport.get_hub_properties(hub))
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """See `HubDirectory`."""
         return await self._patiently(lambda: self._transport.get_partition_properties(hub, partition_id))
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
-        """See `Transport`."""
         return await self._patiently(lambda: self._transport.open_receive_link(spec, sink))
 
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        """See `Transport`."""
         return await self._patiently(lambda: self._transport.open_send_link(spec))
 
     async def aclose(self) -> None:
-        """See `Transport`."""
         if self._timer is not None:
             self._timer.cancel()
         await self._transport.aclose()

@@ -41,12 +41,7 @@ def make_transport(settings: ConnectionSettings) -> Transport:
 
 
 class HubConnection(NamedTuple):
-    """How a client reaches its hub.
-
-    Attributes:
-        make: Returns the transport.
-        is_owned: Whether the client closes the transport.
-    """
+    """How a client reaches its hub, and whether it closes the transport."""
 
     hub: str
     fully_qualified_namespace: str
@@ -59,16 +54,6 @@ def split_options(
     client: type, known: type, connection_string: str | None, hub: str | None, options: Mapping[str, Any]
 ) -> tuple[HubConnection, dict[str, Any]]:
     """Extract the connection's options.
-
-    Args:
-        client: The class that was called.
-        known: The typed dictionary of its options.
-        connection_string: As it was given.
-        hub: As it was given.
-        options: As they were given.
-
-    Returns:
-        The connection, and the other options.
 
     Raises:
         ConfigurationError: There is no such option, or a value of the connection cannot work.
@@ -113,12 +98,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def takes_options(known: type, *defaults: Mapping[str, Any]) -> Callable[[_Class], _Class]:
-    """Return a decorator that shows every option in the signature and in the docstring of a class.
-
-    Args:
-        known: The typed dictionary of the keyword arguments.
-        defaults: The defaults of those that are not of the connection, by name.
-    """
+    """Return a decorator that shows every option in the signature and in the docstring of a class."""
 
     def decorate(made: _Class) -> _Class:
         # Those of the connection last.

@@ -43,20 +43,8 @@ def _of_source(
     *,
     keeps_ended: bool,
 ) -> HubConnection:
-    """Return how a client reaches an event source.
-
-    Args:
-        client: The class that was called.
-        known: The typed dictionary of its options.
-        source: The source, as it was given.
-        connection_string: As it was given.
-        hub: As it was given.
-        options: As they were given.
-        keeps_ended: Whether a link stays open when its partition has ended.
-
-    Raises:
-        ConfigurationError: It is not a source, or an option of a connection was given with it.
-    """
+    """Return how a client reaches an event source. Raises `ConfigurationError` if it is none, or has options of a
+    connection."""
     if not is_source(source):
         raise ConfigurationError("source", "must be an event source, such as a GeneratorSource" + not_the_class(source))
     for name in options:

@@ -302,32 +302,19 @@ def _takes(function: Callable[..., object], *arguments: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSource:
-    """Creates the processor of an ownership.
-
-    Args:
-        make: Returns the processor.
-        kind: The class of the processors, where it is known before one is made.
-    """
+    """Creates the processor of an ownership; its class may be known before one is made."""
 
     make: Callable[[], EventProcessor]
     kind: type[EventProcessor] | None = None
 
     def check(self, settings: HostSettings) -> None:
-        """Raise `ConfigurationError` if it is known that its processors cannot work with some options.
-
-        Args:
-            settings: The options.
-        """
+        """Raise `ConfigurationError` if it is known that its processors cannot work with some options."""
         if self.kind is not None:
             self.kind.check_settings(settings)
 
     @classmethod
     def of(cls, processor: object) -> ProcessorSource:
-        """Return the source for a `Processor`.
-
-        Raises:
-            ConfigurationError: The argument is none.
-        """
+        """Return the source for a `Processor`. Raises `ConfigurationError` if the argument is none."""
         if isinstance(processor, EventProcessor):
             return cls(lambda: processor, type(processor))
         if isinstance(processor, type):

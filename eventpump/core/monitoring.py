@@ -91,7 +91,6 @@ class Durations:
 def labels_of(
     namespace: str, hub: str, consumer_group: str | None = None, partition_id: str | None = None
 ) -> dict[str, str]:
-    """Return the labels of a hub, or of a consumer group, or of a partition in it."""
     labels = {"messaging_system": "eventhubs", "server_address": namespace, "messaging_destination_name": hub}
     if consumer_group is not None:
         labels["messaging_consumer_group_name"] = consumer_group

@@ -21,7 +21,6 @@ class Schedule:
         heapq.heappush(self._heap, (due, name))
 
     def remove(self, name: str) -> None:
-        """Remove a name."""
         self._due.pop(name, None)
 
     def due_at(self, name: str) -> float | None:

@@ -115,7 +115,6 @@ class Processing:
         await self._fleet.stop()
 
     def kill(self) -> None:
-        """Kill all its processes."""
         self._fleet.kill()
 
     async def _act(self, sent: list[bytes], view: View) -> None:

@@ -44,7 +44,6 @@ class RecordFile:
             data = data[os.write(self._fd, data) :]
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 

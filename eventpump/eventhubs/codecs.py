@@ -265,7 +265,6 @@ class _DecodedEvent(ReceivedEvent):
 
     @property
     def body_type(self) -> str:
-        """See `ReceivedEvent.body_type`."""
         return super().body_type if self._payload() is None else "data"
 
     @property

@@ -80,12 +80,7 @@ _GAUGES: Final[Sequence[tuple[str, str, Callable[[PartitionProgress, datetime], 
 
 
 def metrics(lag: GroupLag, now: datetime) -> Iterator[Metric]:
-    """Return the lag as metrics. A partition of which a value is not known has no sample of it.
-
-    Args:
-        lag: The lag.
-        now: The time, with a time zone.
-    """
+    """Return the lag as metrics. A partition of which a value is not known has no sample of it."""
     group = lag.scope.fully_qualified_namespace, lag.scope.hub, lag.scope.consumer_group
     rows = [(labels_of(*group, each.partition_id), each) for each in lag.partitions]
     yield Metric(

@@ -106,9 +106,6 @@ class PartitionRead:
     They are kept together. An older end with a newer checkpoint would look as if the hub had been recreated.
 
     Args:
-        properties: As the service reported them; None if it never did.
-        read_at: When it did.
-        checkpoint: What the store had of it; None if that was nothing.
         unchanged_since: Since when the checkpoint has been found at this position.
         unread_since: When the oldest unprocessed event was enqueued; None if that is not known.
         error: Why the last attempt has failed; None if it has not.
@@ -126,9 +123,6 @@ def progress_of(partition_id: str, read: PartitionRead, now: datetime, stalled_a
     """Compute the progress in one partition.
 
     Args:
-        partition_id: The partition.
-        read: What was read of it.
-        now: The time.
         stalled_after: Seconds without a new checkpoint after which a group with unprocessed events has stalled.
     """
     properties, checkpoint = read.properties, read.checkpoint

@@ -189,13 +189,7 @@ class HealthServer:
 
 
 class _Connection(RequestHandler):
-    """A connection of the server, which ends after a time: a client that sends or reads slowly keeps nothing open.
-
-    Args:
-        runner: Handles the requests.
-        connections: The connections that are open, the oldest first.
-        loop: The loop.
-    """
+    """A connection of the server, which ends after a time: a client that sends or reads slowly keeps nothing open."""
 
     __slots__ = ("_connections", "_ends")
 
@@ -235,11 +229,7 @@ class _Connection(RequestHandler):
 
 
 class _Reused:
-    """Computes an answer, and gives it again for a time that grows with what it costs.
-
-    Args:
-        compute: Returns the answer.
-    """
+    """Computes an answer, and gives it again for a time that grows with what it costs."""
 
     def __init__(self, compute: Callable[[], bytes]) -> None:
         self._compute = compute

@@ -48,14 +48,8 @@ class Route:
 
 
 def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
-    """Make the TLS settings of a client: TLS 1.2 at least, the certificate and its host name verified.
-
-    Args:
-        ca_file: CA certificates (PEM) to trust instead of the system's.
-
-    Raises:
-        OSError: The file cannot be read, or (`ssl.SSLError`) holds no certificate.
-    """
+    """Make TLS settings of a client: TLS 1.2 at least, certificate and host name verified by the system's CAs or those
+    given."""
     context = ssl.create_default_context(cafile=ca_file)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
@@ -74,8 +68,6 @@ async def open_stream(
     """Connect a protocol to the service, for its bytes to go on TCP or TLS. Cancelled, no stream is left.
 
     Args:
-        make: Returns the protocol.
-        route: The way to the service.
         under: Called with the transport that the stream, or the TLS on it, reads from. While that is paused nothing is
             read; a paused TLS transport only decrypts nothing, and reads on.
 

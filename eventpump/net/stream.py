@@ -176,11 +176,8 @@ class ConnectionProtocol(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def reads_from(self, source: asyncio.ReadTransport) -> None:
-        """Set what the stream reads from, so that nothing is read while `hold_for` says so.
-
-        Args:
-            source: The stream's transport, or the one under its TLS.
-        """
+        """Set what the stream reads from, its transport or the one under its TLS, so that it can be paused
+        (`hold_for`)."""
         self._source = source
 
     def _hold(self, hold_for: Callable[[], float]) -> None:
@@ -399,11 +396,7 @@ class ConnectionProtocol(asyncio.Protocol):
 
 
 class _DroppedReads(asyncio.Protocol):
-    """Drops what is read; the end of the stream is its protocol's.
-
-    Args:
-        protocol: Gets all else that happens to the stream.
-    """
+    """Drops what is read. All else that happens to the stream is its protocol's, the end too."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
@@ -417,9 +410,6 @@ class BufferedReads(asyncio.BufferedProtocol):
     Without it, asyncio and uvloop decrypt each record of 16 KiB into an object of 256 KiB of its own, whose pages may
     go back to the system each time. Over plain TCP a read is one object already, and this would only copy it. What the
     protocol gets is its own: it may keep it.
-
-    Args:
-        protocol: Gets the bytes, and all else that happens to the stream.
     """
 
     def __init__(self, protocol: asyncio.Protocol) -> None:

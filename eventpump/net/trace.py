@@ -17,11 +17,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class FrameLog:
-    """Logs the frames of one connection: the `eventpump.amqp.trace.Trace` of a connection whose log is on.
-
-    Args:
-        role: Which end of the connection this is.
-    """
+    """Logs the frames of one end of a connection whose log is on: an `eventpump.amqp.trace.Trace`."""
 
     __slots__ = ("_names", "_number", "_role")
 
@@ -32,7 +28,6 @@ class FrameLog:
         self._names: dict[tuple[bool, int, int], str] = {}
 
     def frame(self, channel: int, performative: Composite | None, payload_size: int = 0, *, is_sent: bool) -> None:
-        """See `Trace`."""
         name: str | None = None
         text = "heartbeat" if performative is None else describe(performative)
         if isinstance(performative, Attach):
@@ -47,7 +42,6 @@ class FrameLog:
         self._line(f"channel={channel} {text}{size}", name, is_sent)
 
     def transfers(self, channel: int, handle: int, count: int, size: int, *, is_sent: bool) -> None:
-        """See `Trace`."""
         name = self._names.get((is_sent, channel, handle))
         text = f"channel={channel} transfer handle={handle} count={count} payload={size}"
         self._line(text if name is None else f"{text} link='{name}'", name, is_sent)

@@ -23,9 +23,6 @@ def refusal(who: str, status: int) -> ServiceError:
     """Return the error for an HTTP status that does not mean success.
 
     A status that may change by itself allows a reconnect; one that refuses the request does not.
-
-    Args:
-        who: The peer that answered, for the text.
     """
     try:
         text = f"{who} answered {status} {http.HTTPStatus(status).phrase}"
@@ -36,13 +33,7 @@ def refusal(who: str, status: int) -> ServiceError:
 
 
 class TunnelHandshake:
-    """Asks a proxy for a tunnel, and reads its answer.
-
-    Args:
-        proxy: The proxy.
-        host: Where the tunnel leads.
-        port: Where the tunnel leads.
-    """
+    """Asks a proxy for a tunnel to a host and port, and reads its answer."""
 
     def __init__(self, proxy: ProxySettings, host: str, port: int) -> None:
         self._proxy = proxy
@@ -52,7 +43,6 @@ class TunnelHandshake:
         self._interim = 0
 
     def request(self) -> bytes:
-        """Return the request."""
         lines = [f"CONNECT {self._authority} HTTP/1.1", f"Host: {self._authority}"]
         if self._proxy.username is not None:
             pair = f"{self._proxy.username}:{self._proxy.password.get_secret_value()}"
@@ -61,9 +51,6 @@ class TunnelHandshake:
 
     def receive(self, data: bytes) -> bool:
         """Read bytes of the answer. Up to 16 interim answers (1xx) before it are skipped (RFC 9110, 15.2).
-
-        Returns:
-            Whether the tunnel is open.
 
         Raises:
             ServiceError: The proxy refused, or its answer is invalid.
@@ -121,9 +108,6 @@ class TunnelProtocol(asyncio.Protocol):
 
     async def opened(self) -> asyncio.Transport:
         """Wait until the tunnel is open. On failure or cancellation the stream is aborted.
-
-        Returns:
-            The stream, with reading paused.
 
         Raises:
             ServiceError: The proxy refused, or does not speak HTTP.

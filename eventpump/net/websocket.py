@@ -43,13 +43,7 @@ _SHUTDOWN_TIMEOUT: Final = 1.0
 
 
 class WebSocketTransport(asyncio.Transport):
-    """A byte stream in a WebSocket, for a protocol that knows only streams. Its creator must `run` it.
-
-    Args:
-        socket: The WebSocket, after its handshake.
-        stream: The stream under it.
-        protocol: The protocol whose bytes it carries.
-    """
+    """A byte stream in a WebSocket, for a protocol that knows only streams. Its creator must `run` it."""
 
     def __init__(
         self,
@@ -344,11 +338,7 @@ class _Served(asyncio.Protocol):
 
 
 class WebSocketServer:
-    """Listens for WebSockets. Made by `start`.
-
-    Attributes:
-        port: The port it listens on.
-    """
+    """Listens for WebSockets, on a port. Made by `start`."""
 
     def __init__(
         self, make: Callable[[], asyncio.Protocol], max_message: int = _LARGEST, handshake_timeout: float | None = None
@@ -377,8 +367,6 @@ class WebSocketServer:
         """Listen.
 
         Args:
-            make: Makes the protocol of a connection.
-            port: 0 takes a free one.
             max_message: Bytes that one WebSocket message may hold; a larger one ends the connection with code 1009.
             handshake_timeout: Seconds that a connection has to become a WebSocket, however it spends them, and before
                 that for TLS; it is cut then. None for no limit.

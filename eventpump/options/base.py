@@ -55,11 +55,7 @@ class Endpoint(NamedTuple):
 
 
 def split_endpoint(value: str) -> Endpoint:
-    """Split `host[:port]` or `scheme://host[:port][/]`.
-
-    Raises:
-        ValueError: With a text that does not show it.
-    """
+    """Split `host[:port]` or `scheme://host[:port][/]`. Raises `ValueError` with a text that does not show it."""
     problem = "must be of the form host[:port] or scheme://host[:port]/"
     if not value.isprintable() or " " in value:
         # urlsplit would drop some of these without a word.
@@ -108,8 +104,6 @@ def unknown_option(name: str, known: Iterable[str], *, spelled: str | None = Non
     """Return the error for an option that does not exist. It suggests the one with the most similar name.
 
     Args:
-        name: The option as it was given.
-        known: The options that exist.
         spelled: What to compare with their names, if not `name`.
     """
     if (hint := option_hint(name)) is not None and name not in known:
@@ -182,7 +176,6 @@ def completed_by(default: RetryOptions, *, limits_tries: bool = True) -> BeforeV
     """Return a validator that takes what an option's `RetryOptions` does not give from the option's own default.
 
     Args:
-        default: The option's own default.
         limits_tries: Whether the option has a `try_timeout`. Default: True.
     """
 

@@ -10,11 +10,7 @@ from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 
 
 def check_import_name(name: str) -> str:
-    """Return the import name of a callable, if it has that form. Nothing is imported.
-
-    Raises:
-        ValueError: It has another form; the text does not show it, as it may be a secret in the wrong place.
-    """
+    """Return the import name of a callable, if it has that form. Nothing is imported."""
     module, colon, attribute = name.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise ValueError('must be "module:callable", the import name of a callable without arguments')
@@ -23,10 +19,6 @@ def check_import_name(name: str) -> str:
 
 def call_by_import_name(field: str, name: str) -> Any:
     """Import a callable, call it without arguments, and return what it returns.
-
-    Args:
-        field: The option that names it, for errors.
-        name: As `check_import_name` takes it.
 
     Raises:
         ConfigurationError: It cannot be imported, or is not callable.
@@ -38,15 +30,8 @@ def call_by_import_name(field: str, name: str) -> Any:
 
 
 def check_codecs(field: str, given: object) -> object:
-    """Return codecs, or the import name of a codec or a list of them, if it has that form. Nothing is imported.
-
-    Args:
-        field: The option, for errors.
-        given: Its value.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """Return codecs, or the import name of a codec or of a list of them. Nothing is imported. Raises
+    `ConfigurationError`."""
     if not isinstance(given, str):
         return codecs_of(field, given)
     try:
@@ -57,15 +42,8 @@ def check_codecs(field: str, given: object) -> object:
 
 
 def loaded_codecs(field: str, given: object) -> tuple[PayloadCodec, ...]:
-    """Return the codecs that `check_codecs` has accepted, imported where they are named.
-
-    Args:
-        field: The option, for errors.
-        given: What `check_codecs` returned.
-
-    Raises:
-        ConfigurationError: They cannot be imported, or are something else.
-    """
+    """Return the codecs that `check_codecs` has accepted, imported where they are named. Raises
+    `ConfigurationError`."""
     return codecs_of(field, _imported(field, given) if isinstance(given, str) else given)
 
 

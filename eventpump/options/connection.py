@@ -111,7 +111,6 @@ class ProxySettings(SettingsModel):
 
     Args:
         host: The proxy's host name or address.
-        port: The proxy's port.
         use_tls: Whether to connect to the proxy itself over TLS; its certificate is verified like the service's.
         username: The user name for basic authentication; None to connect without.
         password: The password for basic authentication.
@@ -128,7 +127,6 @@ class ProxySettings(SettingsModel):
         """Parse `[http[s]://][username:password@]host[:port]`; user name and password may be percent-encoded.
 
         Args:
-            url: The text.
             field: The option or variable that an error names.
 
         Raises:
@@ -166,10 +164,6 @@ class ProxySettings(SettingsModel):
     @classmethod
     def from_environment(cls, host: str, port: int) -> ProxySettings | None:
         """Return the proxy that `HTTPS_PROXY` names, unless `NO_PROXY` exempts the service; also in lower case.
-
-        Args:
-            host: The service's host name.
-            port: The service's port.
 
         Raises:
             ConfigurationError: The variable is not the URL of a proxy that can be used.
@@ -357,11 +351,7 @@ with_options(connection_settings, ConnectionOptions, ConnectionOptions.__annotat
 
 
 def checked_hub(value: object) -> str:
-    """Return the name of a hub.
-
-    Raises:
-        ConfigurationError: It cannot be one.
-    """
+    """Return the name of a hub. Raises `ConfigurationError` if it cannot be one."""
     try:
         if not isinstance(value, str):
             raise ValueError("must be text")

@@ -46,11 +46,7 @@ class RelativePosition(EventPosition):
 
 
 def start_position(value: object) -> EventPosition:
-    """Return the position that a value given by the user stands for.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return the position that a value given by the user stands for. Raises `ValueError` if it is none."""
     match value:
         case EventPosition():
             return value
@@ -313,8 +309,6 @@ def sought_position(option: str, value: object, *, inclusive: bool = False) -> E
     """Return the position that a value given by the user stands for, as `start` of a subscription does.
 
     Args:
-        option: The name of the argument, for the error.
-        value: The value.
         inclusive: Whether a plain number, time or offset includes the event there.
 
     Raises:

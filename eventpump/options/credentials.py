@@ -117,11 +117,7 @@ Credential: TypeAlias = SharedKey | SharedSignature | NamedKeyCredential | SasCr
 
 
 def current_secret(credential: Credential) -> SharedKey | SharedSignature | None:
-    """Return the key or signature that a credential holds now; None if it is a token credential.
-
-    Raises:
-        ValueError: What it holds is not a key or a signature; the text does not show it.
-    """
+    """Return the key or signature that a credential holds now; None if it is a token credential."""
     if isinstance(credential, NamedKeyCredential):
         named = credential.named_key
         name, key = getattr(named, "name", None), getattr(named, "key", None)

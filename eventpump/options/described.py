@@ -22,12 +22,7 @@ _INDENT: Final = " " * 4
 
 
 class OptionText(NamedTuple):
-    """What is written of an option.
-
-    Attributes:
-        kind: Its type.
-        text: Its meaning, unit and default.
-    """
+    """What is written of an option: its type; and its meaning, unit and default."""
 
     kind: str
     text: str
@@ -57,11 +52,7 @@ def _written() -> dict[str, dict[str, OptionText]]:
 
 
 def option_texts(known: type) -> Mapping[str, OptionText]:
-    """Return what is written of the options of a typed dictionary; nothing if there is no source to read it from.
-
-    Args:
-        known: A typed dictionary of this package.
-    """
+    """Return what is written of the options of a typed dictionary; nothing if there is no source to read it from."""
     return _written().get(known.__name__, {})
 
 
@@ -98,14 +89,8 @@ def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def with_options(made: Callable[..., Any], known: type, names: Iterable[str], defaults: Mapping[str, Any]) -> None:
-    """Show every option, with type and default, in the signature of a function.
-
-    Args:
-        made: The function, which takes them as `**options`.
-        known: The typed dictionary of the options.
-        names: Their names, in the order in which they are shown.
-        defaults: Their defaults; None if there is none.
-    """
+    """Show options, with type and default, in this order, in the signature of a function that takes them as
+    `**options`."""
     given, kinds = inspect.signature(made, eval_str=True), get_type_hints(known)
     named = [each for each in given.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     keywords = [
@@ -116,12 +101,6 @@ def with_options(made: Callable[..., Any], known: type, names: Iterable[str], de
 
 
 def show_options(made: type, known: type, names: Iterable[str]) -> None:
-    """Show options in the docstring of a class.
-
-    Args:
-        made: The class. Its docstring has the line "options: See ..." in their place.
-        known: The typed dictionary of the options.
-        names: Their names, in the order in which they are shown.
-    """
+    """Show options, in this order, in the docstring of a class, in place of its line "options: See ..."."""
     # Checkers take a docstring for text; as a descriptor it costs nothing until it is read.
     setattr(made, "__doc__", _Docstring(made.__doc__, known, names))  # noqa: B010 - as said

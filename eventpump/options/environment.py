@@ -40,14 +40,7 @@ def has_variable(name: str) -> bool:
 
 
 class Environment:
-    """Reads variables of one prefix. An empty one counts as not set.
-
-    Args:
-        prefix: What they begin with, without the "_" that follows.
-
-    Raises:
-        ConfigurationError: The prefix is no text.
-    """
+    """Reads variables of one prefix, which is followed by "_". An empty one counts as not set."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         if not prefix or not isinstance(prefix, str):
@@ -67,14 +60,7 @@ class Environment:
         return os.environ.get(self.name(variable)) or None
 
     def connection(self, given: Mapping[str, object]) -> dict[str, Any]:
-        """Return the options of a connection that are set, and were not given.
-
-        Args:
-            given: The options that were given in the program, which count.
-
-        Raises:
-            ConfigurationError: A variable is missing, or two of them contradict each other.
-        """
+        """Return the options of a connection that are set, and were not given in the program, which counts."""
         found: dict[str, Any] = {}
         if given.get("source") is not None:
             return found
@@ -97,11 +83,7 @@ class Environment:
         return found
 
     def store(self) -> tuple[str, dict[str, Any]]:
-        """Return the container of the leases, and how the storage account is reached: a connection string or a URL.
-
-        Raises:
-            ConfigurationError: A variable is missing, or two of them contradict each other.
-        """
+        """Return the container of the leases, and how the storage account is reached: a connection string or a URL."""
         container, text, url = self.get(CONTAINER), self.get(STORAGE_CONNECTION_STRING), self.get(STORAGE_URL)
         if container is None:
             raise ConfigurationError(self.name(CONTAINER), "is not set, and no `lease_store` is given")
@@ -118,12 +100,8 @@ class Environment:
 
     @contextmanager
     def naming(self, found: Mapping[str, object], given: Mapping[str, object]) -> Iterator[None]:
-        """Have errors about values of the environment name their variables.
-
-        Args:
-            found: The options that come from the environment.
-            given: Those that were given in the program.
-        """
+        """Have errors about values of the environment, and not about those given in the program, name their
+        variables."""
         try:
             yield
         except ConfigurationError as error:

@@ -107,11 +107,7 @@ class _Absent:
 
 
 def answers(names: Mapping[str, str]) -> Callable[[_Class], _Class]:
-    """Return a decorator for a class: azure-eventhub's names of its attributes are answered with its own.
-
-    Args:
-        names: What each of them is here. The class has none of them.
-    """
+    """Return a decorator for a class: azure-eventhub's names of its attributes are answered with its own."""
 
     def decorate(made: _Class) -> _Class:
         for name, here in names.items():

@@ -175,11 +175,7 @@ class BufferedOptions(PublishingOptions, ClientOptions, total=False):
 
 
 def _check_partition_options(given: Any) -> dict[str, PartitionPublishingOptions]:
-    """Return publishing options by partition id.
-
-    Raises:
-        ConfigurationError: A key is not a partition id, or is given twice; or a value is something else.
-    """
+    """Return publishing options by partition id. Raises `ConfigurationError` for a key or a value that is not valid."""
     found: dict[str, PartitionPublishingOptions] = {}
     if given is None:
         return found

@@ -47,9 +47,6 @@ class Bench:
     """One partition of a hub that was made for the purpose.
 
     Args:
-        transport: The caller's.
-        hub: The hub.
-        consumer_group: The consumer group.
         timeout: Seconds to wait for what must come; what must not come is waited for half as long.
     """
 
@@ -61,12 +58,7 @@ class Bench:
         self.partition_id = ""
 
     async def check(self) -> None:
-        """Choose the partition, if nobody uses the hub.
-
-        Raises:
-            ConfigurationError: The hub holds or held events, or somebody reads it.
-            ServiceError: The hub cannot be read.
-        """
+        """Choose the partition. Raises `ConfigurationError` if the hub holds or held events, or somebody reads it."""
         for partition_id in (await self.transport.get_hub_properties(self.hub)).partition_ids:
             properties = await self.transport.get_partition_properties(self.hub, partition_id)
             if properties.last_enqueued_sequence_number >= 0:
@@ -121,11 +113,7 @@ class Bench:
         return None
 
     async def read_back(self, message: bytes, *, tracks: bool = False) -> ReceivedEvent | None:
-        """Send a message to the partition without numbers, and return it as it arrives at a reader.
-
-        Raises:
-            ServiceError: It is refused.
-        """
+        """Send a message to the partition without numbers, and return it as it arrives at a reader."""
         async with self.receiving(EventPosition.latest(), credit=10, tracks=tracks) as (arrivals, _):
             async with self.sending() as link:
                 await link.send(message)
@@ -135,11 +123,8 @@ class Bench:
 
     @asynccontextmanager
     async def sending(self, properties: Mapping[str, object] | None = None) -> AsyncIterator[SendLink]:
-        """Attach a send link for as long as the block runs.
-
-        Args:
-            properties: Those of an idempotent producer; None for a link without them.
-        """
+        """Attach a send link for as long as the block runs, with the properties of an idempotent producer, or without
+        any."""
         spec = SendLinkSpec(self.hub, self.partition_id)
         if properties is not None:
             spec = SendLinkSpec(self.hub, self.partition_id, properties, [IDEMPOTENT_PRODUCER])

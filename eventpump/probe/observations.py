@@ -26,9 +26,7 @@ class Observation:
     """One question.
 
     Args:
-        name: Its name in the report.
         section: The section of docs/protocol.md.
-        question: The question.
         observe: Makes the observation, and returns what was seen. What the service refuses raises, and is an answer.
         is_long: Whether it takes minutes.
     """

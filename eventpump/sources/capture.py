@@ -77,10 +77,8 @@ class _Start:
     """Where a link begins.
 
     Args:
-        names: The files to read, in order.
         position: Where to begin, in the files and, if these do not hold it, in the live hub.
         following: The sequence number of the next event; None if it is not known.
-        is_live: Whether to begin in the live hub.
     """
 
     names: list[CaptureName]
@@ -447,16 +445,7 @@ class _FileReader:
 
 
 class _CaptureLink:
-    """A link that reads files, and then is the sink of a link of the live hub.
-
-    Args:
-        source: The source.
-        partition_id: The partition.
-        start: Where to begin.
-        sink: Receives the events.
-        open_live: Opens the live hub at a position.
-        on_closed: Called when the link has ended.
-    """
+    """A `SourceLink` that reads files, and then is the sink of a link of the live hub."""
 
     def __init__(
         self,
@@ -491,7 +480,6 @@ class _CaptureLink:
     # What the host or reader calls.
 
     def set_credit(self, credit: int) -> None:
-        """See `SourceLink`."""
         self._credit = credit
         if self._live is not None:
             self._live.set_credit(max(0, credit - sum(map(len, self._held))))
@@ -510,7 +498,6 @@ class _CaptureLink:
             self.detached(ConnectionLostError(reason))
 
     async def aclose(self) -> None:
-        """See `SourceLink`."""
         self._leave()
         task = self._task
         if task is not None and task is not asyncio.current_task():
@@ -619,11 +606,8 @@ class _CaptureLink:
         return False
 
     async def _missing(self, first: int, last: int) -> bool:
-        """Return whether the live hub has what the files lack.
-
-        Raises:
-            CaptureGapError: It does not, and `on_gap` is "fail".
-        """
+        """Return whether the live hub has what the files lack. Raises `CaptureGapError` if not, and `on_gap` is
+        "fail"."""
         source = self._source
         if source.live is not None:
             facts = await source.live_facts(self._partition_id)
@@ -751,7 +735,6 @@ class _Keep:
     """Finds the first event at or after a position, among events in order.
 
     Attributes:
-        has_begun: Whether it was found.
         following: The sequence number of the event after the position; None if it is not known.
     """
 

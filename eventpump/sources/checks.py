@@ -9,17 +9,7 @@ from eventpump.errors import ConfigurationError
 
 
 def check_whole(field: str, value: object, least: int, most: int | None = None) -> None:
-    """Check a whole number.
-
-    Args:
-        field: The parameter, for the error.
-        value: What was given.
-        least: The smallest value that is allowed.
-        most: The largest one; None for any. Default: None.
-
-    Raises:
-        ConfigurationError: It is none, or out of bounds.
-    """
+    """Check that a value is a whole number within bounds. Raises `ConfigurationError` if it is not."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"{least} or more" if most is None else f"from {least} to {most:,}"
         raise ConfigurationError(field, f"must be a whole number, {bounds}, not {value!r}")
@@ -31,15 +21,7 @@ def is_number(value: object) -> bool:
 
 
 def check_time(field: str, value: object) -> None:
-    """Check a time.
-
-    Args:
-        field: The parameter, for the error.
-        value: What was given.
-
-    Raises:
-        ConfigurationError: It is not a datetime with a time zone.
-    """
+    """Check that a value is a datetime with a time zone. Raises `ConfigurationError` if it is not."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ConfigurationError(field, f"must be a datetime with a time zone, not {value!r}")
 

@@ -41,14 +41,7 @@ class CaptureFiles(Protocol):
 
 
 class CaptureDirectory:
-    """Files in a directory and those below it.
-
-    Args:
-        directory: The directory; it must exist.
-
-    Raises:
-        ConfigurationError: It is not a directory.
-    """
+    """`CaptureFiles` in a directory and those below it. Raises `ConfigurationError` if it does not exist."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -56,7 +49,6 @@ class CaptureDirectory:
             raise ConfigurationError("directory", f"{directory} is not a directory")
 
     async def names(self, prefix: str) -> list[str]:
-        """See `CaptureFiles`."""
         return await asyncio.to_thread(self._names, prefix)
 
     def _names(self, prefix: str) -> list[str]:
@@ -74,7 +66,6 @@ class CaptureDirectory:
         return [name for name in found if name.startswith(prefix)]
 
     async def fetch(self, name: str, limit: int | None = None) -> BinaryIO:
-        """See `CaptureFiles`."""
         try:
             return await _unless_cancelled(self._directory / name)
         except FileNotFoundError:
@@ -83,7 +74,7 @@ class CaptureDirectory:
             raise StoreError("read Capture file", f"{name}: {error.strerror}") from error
 
     async def aclose(self) -> None:
-        """See `CaptureFiles`."""
+        """Do nothing."""
 
 
 async def _unless_cancelled(path: Path) -> BinaryIO:

@@ -13,13 +13,11 @@ RUN = 256
 
 
 class NumberedLink:
-    """An open partition whose events are read by sequence number.
+    """A `SourceLink` of an open partition whose events are read by sequence number.
 
     Args:
-        first: The sequence number to begin with.
         read: Returns the next events, given a number and how many are wanted, and the number to continue with; no
             events if there are none yet. It may raise the error with which the link ends.
-        sink: Receives the events.
         on_closed: Called once, when the link has ended.
     """
 
@@ -46,7 +44,6 @@ class NumberedLink:
         return self._credit
 
     def set_credit(self, credit: int) -> None:
-        """See `SourceLink`."""
         self._credit = credit
         self.serve()
 
@@ -81,7 +78,6 @@ class NumberedLink:
             self._sink.detached(error)
 
     async def aclose(self) -> None:
-        """See `SourceLink`."""
         self._close()
 
     def _close(self) -> bool:

@@ -23,7 +23,6 @@ def first_to_read(
     """Return the sequence number with which reading from a position begins; never below `begin`.
 
     Args:
-        position: The position.
         begin: The sequence number of the oldest event there is.
         end: The sequence number after that of the newest event there is.
         first_after: Returns the number of the first event that was enqueued after a time, or at it if the second

@@ -42,7 +42,6 @@ class SourceTransport:
     again: what is wrong with a user's code must not end a host.
 
     Args:
-        source: The source.
         keeps_ended: Whether a link stays open when its partition has ended, as to a hub to which no event is published.
             For hosts; a reader gets the end.
     """
@@ -60,18 +59,15 @@ class SourceTransport:
         return self.source.fully_qualified_namespace
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
-        """See `Transport`."""
         return await self._call("partitions", self.source.partitions, HubProperties)
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """See `Transport`."""
         source = self.source
         return await self._call(
             "partition_properties", lambda: source.partition_properties(partition_id), PartitionProperties
         )
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> _Link:
-        """See `Transport`."""
         source, link = self.source, _Link(self, sink, spec.max_message_size, keeps_ended=self._keeps_ended)
         group, level = spec.consumer_group, spec.owner_level
         self._links.add(link)
@@ -91,11 +87,7 @@ class SourceTransport:
         return link
 
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        """Raise: a source has no hub to send to.
-
-        Raises:
-            RequestRefusedError: Always.
-        """
+        """Raise `RequestRefusedError`: a source has no hub to send to."""
         raise RequestRefusedError("an event source cannot be sent to; give a producer of a hub")
 
     async def aclose(self) -> None:
@@ -135,13 +127,7 @@ class SourceTransport:
 
 
 class _Link:
-    """A `ReceiveLink` over a source's link, and the sink of that.
-
-    Args:
-        sink: The sink of the host or reader.
-        max_message_size: As requested for the link, in bytes.
-        keeps_ended: See `SourceTransport`.
-    """
+    """A `ReceiveLink` over a source's link, and the sink of that."""
 
     def __init__(self, transport: SourceTransport, sink: ReceiveSink, max_message_size: int, *, keeps_ended: bool):
         self._transport = transport
@@ -177,7 +163,6 @@ class _Link:
     # What the host or reader calls.
 
     def set_credit(self, credit: int) -> None:
-        """See `ReceiveLink`."""
         if not self._is_open or self._inner is None:
             return
         try:
@@ -206,7 +191,6 @@ class _Link:
             self._sink.detached(error)
 
     async def aclose(self) -> None:
-        """See `ReceiveLink`."""
         self.leave()
         if self._inner is not None:
             await self._inner.aclose()

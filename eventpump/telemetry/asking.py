@@ -16,11 +16,7 @@ ANSWER_TIME: Final = 1.0
 
 
 class LoopQuestion(Generic[_T]):
-    """Something to be read on the running event loop, by any thread.
-
-    Args:
-        read: Reads it.
-    """
+    """Something to be read on the running event loop, by any thread."""
 
     def __init__(self, read: Callable[[], _T]) -> None:
         self._read = read

@@ -22,10 +22,7 @@ class ClientPlace:
     """What a client works on.
 
     Attributes:
-        hub: The hub.
         address: The namespace's host name; an empty text if the events come from elsewhere.
-        port: Its port; None if it is not known.
-        client_id: The name of the client; None if it has none.
         group: The consumer group; None for a producer.
         has_partition: Whether measurements have the partition among their attributes. Spans always have it.
     """
@@ -42,12 +39,8 @@ class ClientPlace:
         return f"{operation.name} {self.hub}"
 
     def of_metric(self, operation: Operation | None, partition_id: str | None) -> Attributes:
-        """Return the attributes of a measurement.
-
-        Args:
-            operation: The operation; None for what is not one.
-            partition_id: The partition; None for none or an unknown one.
-        """
+        """Return the attributes of a measurement; None for what is about no operation, or no or an unknown
+        partition."""
         found = self._of_both(operation, partition_id if self.has_partition else None)
         if self.group is not None and (operation is None or operation.type is not None):
             found[names.GROUP] = self.group
@@ -98,13 +91,7 @@ def of_received(base: Attributes, events: Sequence[ReceivedEvent]) -> Attributes
 
 
 def of_sent(base: Attributes, events: Sequence[EventData] | None, count: int) -> Attributes:
-    """Return the attributes of a span for events that are sent.
-
-    Args:
-        base: The other attributes.
-        events: The events, where the producer has them.
-        count: How many they are.
-    """
+    """Return these attributes of a span, and those of events that are sent, where the producer has them."""
     found = dict(base)
     if count != 1:
         found[names.MESSAGE_COUNT] = count

@@ -44,8 +44,6 @@ class RecordedBatch:
     Args:
         recorder: Ends the span.
         owner: Records how long it took.
-        span: Its span; None where none is recorded.
-        began: When it began, on the loop's clock.
     """
 
     __slots__ = ("_began", "_current", "_has_ended", "_owner", "_recorder", "_span", "_token")
@@ -71,13 +69,11 @@ class RecordedBatch:
             self._token = self._recorder.enter(current)
 
     def leave(self) -> None:
-        """See `Running`."""
         token, self._token = self._token, None
         if token is not None:
             self._recorder.enter_again(token)
 
     def end(self, error: BaseException | None = None) -> None:
-        """See `Running`."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -91,9 +87,6 @@ class PartitionRecorder:
     """Records the events of one partition; see `PartitionTelemetry`.
 
     Args:
-        recorder: Records.
-        place: What is read.
-        partition_id: The partition.
         peer: Returns the address and the port of the connection's peer; None if they are not known.
         has_parent: Whether the context of a single event is the parent of its span.
     """
@@ -121,8 +114,6 @@ class PartitionRecorder:
     # ------------------------------------------------------------------------------------------------- processing
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """See `PartitionTelemetry`."""
-
         recorder = self._recorder
 
         def call(context: object, events: Sequence[ReceivedEvent]) -> Any:
@@ -156,7 +147,6 @@ class PartitionRecorder:
             raised = None  # its traceback refers to this frame
 
     def began(self, events: Sequence[ReceivedEvent]) -> RecordedBatch | None:
-        """See `PartitionTelemetry`."""
         recorder = self._recorder
         if not events or not recorder.is_on:
             return None
@@ -194,11 +184,9 @@ class PartitionRecorder:
     # ------------------------------------------------------------------------------------------------------ reads
 
     def reading_began(self) -> float:
-        """See `PartitionTelemetry`."""
         return self._now()
 
     def received(self, began: float, events: Sequence[ReceivedEvent], error: BaseException | None = None) -> None:
-        """See `PartitionTelemetry`."""
         recorder = self._recorder
         if (not events and error is None) or not recorder.is_on:
             return
@@ -225,8 +213,6 @@ class ConsumerRecorder(Observable):
     """Records a host or a reader; see `ConsumerTelemetry`.
 
     Args:
-        recorder: Records.
-        place: What is read.
         transport: The connection, whose peer is an attribute if it is known.
         statuses: Returns the partitions that a host runs; None for a reader.
         has_parent: Whether the context of a single event is the parent of its span.
@@ -254,23 +240,19 @@ class ConsumerRecorder(Observable):
             recorder.instruments.observables.add(self)
 
     def partition(self, partition_id: str) -> PartitionRecorder:
-        """See `ConsumerTelemetry`."""
         return PartitionRecorder(self._recorder, self._place, partition_id, self._peer, has_parent=self._has_parent)
 
     def directory(self, directory: HubDirectory) -> HubDirectory:
-        """See `ConsumerTelemetry`."""
         return MeasuredDirectory(
             directory, self._recorder, self._place, self._peer, has_spans=self._has_management_spans
         )
 
     def checkpointing(self, partition_id: str, write: Awaitable[_T]) -> Coroutine[Any, Any, _T]:
-        """See `ConsumerTelemetry`."""
         return recorded(self._recorder, self._place, names.CHECKPOINT, partition_id, write)
 
     # ---------------------------------------------------------------------------------------------------- reports
 
     def report(self, report: HostReport) -> None:
-        """See `ConsumerTelemetry`."""
         meters = self._recorder.meters
         if meters is None:
             return
@@ -290,7 +272,6 @@ class ConsumerRecorder(Observable):
     # ----------------------------------------------------------------------------------------------------- gauges
 
     def observed(self) -> Observed:
-        """See `Observable`."""
         return [] if self._held is None else self._held.answer() or []
 
 

@@ -30,14 +30,7 @@ _made: Final = tuple.__new__
 
 
 class EventContext(NamedTuple):
-    """The span in which an event was created or sent.
-
-    Attributes:
-        trace_id: The trace, a number of 128 bits.
-        span_id: The span, a number of 64 bits.
-        flags: The trace flags; bit 0 is "sampled".
-        state: The `tracestate`; an empty text if there is none.
-    """
+    """The span in which an event was created or sent: numbers of 128 and 64 bits; bit 0 of the flags is "sampled"."""
 
     trace_id: int
     span_id: int
@@ -46,12 +39,8 @@ class EventContext(NamedTuple):
 
 
 class EventLink(NamedTuple):
-    """A context and the event that it came with; of several events with one context the first.
-
-    Attributes:
-        context: The context.
-        enqueued: When the event was enqueued, in seconds since the epoch; None if that cannot be read.
-    """
+    """A context and the event that it came with, in seconds since the epoch; of several events with one context the
+    first."""
 
     context: EventContext
     enqueued: float | None

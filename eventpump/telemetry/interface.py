@@ -19,11 +19,7 @@ class Running(Protocol):
     """A batch that is being processed, or events that are being sent, with the span for them."""
 
     def end(self, error: BaseException | None = None) -> None:
-        """Record that it has ended. Only the first call counts.
-
-        Args:
-            error: What it failed with; None if it did not fail.
-        """
+        """Record that it has ended, or failed with an error. Only the first call counts."""
 
     def enter(self) -> None:
         """Make its span the current one of the code that follows, until `end` or `leave`."""
@@ -36,11 +32,7 @@ class PartitionTelemetry(Protocol):
     """What is recorded of the events of one partition."""
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what to call in place of a processor's method, to record its calls.
-
-        Args:
-            method: It is called with a context and a batch.
-        """
+        """Return what to call in place of a processor's method, with a context and a batch, to record its calls."""
 
     def began(self, events: Sequence[ReceivedEvent]) -> Running | None:
         """Record that a batch is passed to the program. None if nothing is recorded."""
@@ -76,11 +68,7 @@ class Writer(Protocol):
 
 
 class Send(Protocol):
-    """One call of `send`.
-
-    Attributes:
-        partition_id: The partition that is sent to; set by the producer once it is known.
-    """
+    """One call of `send`; the producer sets the partition once it is known."""
 
     partition_id: str | None
 
@@ -93,40 +81,19 @@ class ProducerTelemetry(Protocol):
     """What is recorded of a producer."""
 
     def writer(self, encode: Encode | None) -> Writer:
-        """Return what makes the events of a batch to send.
-
-        Args:
-            encode: What does so without telemetry; None for nothing.
-        """
+        """Return what makes the events of a batch to send; `encode` does so without telemetry."""
 
     def record(self, encode: Encode | None, partition_id: str | None) -> Send | None:
-        """Return what belongs to one call of `send`; None if it is not recorded.
-
-        Args:
-            encode: As of `writer`.
-            partition_id: The partition that is given; None for none.
-        """
+        """Return what belongs to one call of `send`, to a partition if it is given; None if it is not recorded."""
 
     def sending(
         self, work: Awaitable[_T], record: Any, events: Sequence[EventData] | None, count: int, written: object
     ) -> Coroutine[Any, Any, _T]:
-        """Return what awaits a call of `send`, and records it. It raises what that raises.
-
-        Args:
-            work: The call.
-            record: What `record` returned for it.
-            events: The events; None for a batch.
-            count: How many they are.
-            written: What made the events of the batch.
-        """
+        """Return what awaits a call of `send`, and records it as `record` returned it. It raises what that raises."""
 
     def buffering(self, encode: Encode | None, buffered: Callable[[], int]) -> Writer:
-        """Return what makes the events to send that are given one by one to a buffer.
-
-        Args:
-            encode: As of `writer`.
-            buffered: Returns the bytes in the buffer.
-        """
+        """Return what makes the events to send that are given one by one to a buffer, which then holds so many
+        bytes."""
 
     def publishing(
         self, work: Awaitable[_T], events: Sequence[object], count: int, partition_id: str | None
@@ -147,12 +114,7 @@ class SinkTelemetry(Protocol):
     """What is recorded of Spark's sink, on the driver."""
 
     def publishing(self, publish: Callable[[], _T], counts: Callable[[_T], Mapping[str | None, int]]) -> _T:
-        """Call what publishes a micro-batch, and record it. Raises what that raises.
-
-        Args:
-            publish: Publishes it.
-            counts: Returns how many rows that was, by partition, of what `publish` has returned.
-        """
+        """Call what publishes a micro-batch, and record it, and the rows by partition. Raises what that raises."""
 
 
 class ClientTelemetry(Protocol):
@@ -161,14 +123,7 @@ class ClientTelemetry(Protocol):
     def of_host(
         self, scope: ConsumerScope, owner_id: str, transport: object, statuses: Callable[[], list[PartitionStatus]]
     ) -> ConsumerTelemetry:
-        """Return what records a host. Called on its event loop.
-
-        Args:
-            scope: What it reads.
-            owner_id: Its name.
-            transport: Its connection.
-            statuses: Returns the partitions that it runs.
-        """
+        """Return what records a host. Called on its event loop."""
 
     def of_reader(self, scope: ConsumerScope, name: str | None, transport: object) -> ConsumerTelemetry:
         """Return what records a reader. Called on its event loop."""
@@ -176,31 +131,14 @@ class ClientTelemetry(Protocol):
     def of_producer(
         self, hub: str, name: str | None, transport: Transport, in_doubt: Callable[[], Mapping[str, int]]
     ) -> ProducerTelemetry:
-        """Return what records a producer.
-
-        Args:
-            hub: The hub.
-            name: Its name; None if it has none.
-            transport: Its connection.
-            in_doubt: Returns how many events are in doubt, by partition.
-        """
+        """Return what records a producer; `in_doubt` returns how many events are in doubt, by partition."""
 
     def of_sink(self, hub: str, name: str | None, transport: Transport) -> SinkTelemetry:
-        """Return what records Spark's sink.
-
-        Args:
-            hub: The hub.
-            name: The name of the sink; None if it has none.
-            transport: The driver's connection.
-        """
+        """Return what records Spark's sink, on the driver's connection."""
 
 
 def checked(value: object) -> object:
-    """Return the option `telemetry`.
-
-    Raises:
-        ValueError: It is not a telemetry object.
-    """
+    """Return the option `telemetry`. Raises `ValueError` if it is not a telemetry object."""
     if value is not None and (isinstance(value, type) or not callable(getattr(value, "of_host", None))):
         raise ValueError("must be an eventpump.telemetry.Telemetry(), or None")
     return value

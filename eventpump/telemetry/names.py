@@ -36,12 +36,7 @@ AZURE_EVENT_HUBS: Final = "Microsoft.EventHub"
 
 
 class Operation(NamedTuple):
-    """What a span or a measurement is about.
-
-    Attributes:
-        name: `messaging.operation.name`.
-        type: `messaging.operation.type`; None where the conventions have none.
-    """
+    """What a span or a measurement is about; its type is None where the conventions have none."""
 
     name: str
     type: str | None
@@ -57,13 +52,7 @@ GET_PARTITION: Final = Operation("get_partition_properties", None)
 
 
 class Instrument(NamedTuple):
-    """A metric.
-
-    Attributes:
-        name: Its name.
-        unit: Its unit, in the form of UCUM.
-        description: What it measures.
-    """
+    """A metric; its unit is in the form of UCUM."""
 
     name: str
     unit: str

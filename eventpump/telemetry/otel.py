@@ -57,11 +57,8 @@ class Guard:
         self._has_failed = False
 
     def failed(self, error: BaseException) -> None:
-        """Called with what such an object raised. Nothing was awaited: a cancellation, too, is its own.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: As given.
-        """
+        """Called with what such an object raised; an interruption is raised again. Nothing was awaited: cancellations
+        are its own."""
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise error
         if not self._has_failed:
@@ -89,11 +86,7 @@ class Observable:
 
 
 class Instruments:
-    """The instruments of one meter. There is one object per meter provider, as the API has one instrument per name.
-
-    Args:
-        meter: The meter.
-    """
+    """The instruments of one meter. There is one object per meter provider, as the API has one instrument per name."""
 
     def __init__(self, meter: Meter) -> None:
         self.operation_duration = _histogram(meter, names.OPERATION_DURATION, names.BUCKETS).record
@@ -154,12 +147,7 @@ def _instruments(given: MeterProvider | None) -> Instruments:
 
 
 class Recorder:
-    """Spans and instruments for all clients of one `Telemetry`.
-
-    Args:
-        tracer_provider: As it was given.
-        meter_provider: As it was given.
-    """
+    """Spans and instruments for all clients of one `Telemetry`."""
 
     def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
         self.guard = Guard()
@@ -225,20 +213,8 @@ class Recorder:
         context: Context | None = None,
         start_time: int | None = None,
     ) -> Span | None:
-        """Start a span.
-
-        Args:
-            place: What it is about.
-            operation: Likewise.
-            kind: Its kind.
-            attributes: Its attributes.
-            links: The contexts to link.
-            context: What has its parent; None for the current context.
-            start_time: When it began, in nanoseconds since the epoch; None for now.
-
-        Returns:
-            The span; None where no span is recorded.
-        """
+        """Start a span, with a parent of the current context by default, now or at nanoseconds since the epoch. None if
+        not recorded."""
         try:
             tracer = self.tracer
             if tracer is None:
@@ -290,14 +266,7 @@ class Recorder:
         peer: tuple[str, int] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """End a span.
-
-        Args:
-            span: The span; None for none.
-            error: What it is about has failed with; None if it has not.
-            peer: The address and the port of the connection's peer; None if they are not known, or were given.
-            more: Further attributes.
-        """
+        """End a span, if there is one, with the error that what it is about has failed with, and further attributes."""
         if span is None:
             return
         try:
@@ -396,11 +365,7 @@ def peer_of(transport: object) -> tuple[str, int] | None:
 
 
 class LeavingSpan(Span):
-    """Stands for a span in the context of code that may keep the context for longer; then for the one before it.
-
-    Args:
-        span: The span.
-    """
+    """Stands for a span in the context of code that may keep the context for longer; then for the one before it."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -414,35 +379,27 @@ class LeavingSpan(Span):
         """Do nothing: what has begun the span ends it."""
 
     def get_span_context(self) -> SpanContext:
-        """See `Span`."""
         return self._span.get_span_context()
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """See `Span`."""
         self._span.set_attributes(attributes)
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """See `Span`."""
         self._span.set_attribute(key, value)
 
     def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
-        """See `Span`."""
         self._span.add_event(name, attributes, timestamp)
 
     def add_link(self, context: SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
-        """See `Span`."""
         self._span.add_link(context, attributes)
 
     def update_name(self, name: str) -> None:
-        """See `Span`."""
         self._span.update_name(name)
 
     def is_recording(self) -> bool:
-        """See `Span`."""
         return self._span.is_recording()
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
-        """See `Span`."""
         self._span.set_status(status, description)
 
     def record_exception(
@@ -452,5 +409,4 @@ class LeavingSpan(Span):
         timestamp: int | None = None,
         escaped: bool = False,
     ) -> None:
-        """See `Span`."""
         self._span.record_exception(exception, attributes, timestamp, escaped)

@@ -37,7 +37,6 @@ class ContextWriter:
     """Makes the events to send of those given: with a trace context, unless they have one.
 
     Args:
-        owner: What it writes for.
         encode: Makes the event to send, but for the context; None if that is the given one.
 
     Attributes:
@@ -100,12 +99,7 @@ class BufferWriter(ContextWriter):
 
 
 class SendRecord:
-    """One call of `send`.
-
-    Args:
-        writer: Makes the events to send.
-        partition_id: The partition that is sent to; None while it is not known. May be set until the call ends.
-    """
+    """One call of `send`. Its partition is None while it is not known, and may be set until the call ends."""
 
     __slots__ = ("partition_id", "writer")
 
@@ -118,8 +112,6 @@ class ProducerRecorder(Observable):
     """Records a producer; see `ProducerTelemetry`.
 
     Args:
-        recorder: Records.
-        place: What is sent to.
         transport: The connection, whose peer is an attribute if it is known.
         creates_spans: Whether each event gets a span of its own.
         propagates: Whether events carry the current context.
@@ -154,11 +146,9 @@ class ProducerRecorder(Observable):
     # --------------------------------------------------------------------------------------------------- sending
 
     def writer(self, encode: Encode | None) -> ContextWriter:
-        """See `ProducerTelemetry`."""
         return ContextWriter(self, encode)
 
     def record(self, encode: Encode | None, partition_id: str | None) -> SendRecord | None:
-        """See `ProducerTelemetry`."""
         if not self.recorder.is_on:
             return None
         return SendRecord(self.writer(encode), partition_id)
@@ -166,7 +156,6 @@ class ProducerRecorder(Observable):
     async def sending(
         self, work: Awaitable[_T], record: SendRecord, events: Sequence[EventData] | None, count: int, written: object
     ) -> _T:
-        """See `ProducerTelemetry`."""
         self._observe()
         recorder, now = self.recorder, asyncio.get_running_loop().time
         began, span, token = now(), None, None
@@ -204,7 +193,6 @@ class ProducerRecorder(Observable):
     async def publishing(
         self, work: Awaitable[_T], events: Sequence[object], count: int, partition_id: str | None
     ) -> _T:
-        """See `ProducerTelemetry`."""
         recorder, now = self.recorder, asyncio.get_running_loop().time
         if not recorder.is_on:
             return await work
@@ -284,18 +272,15 @@ class ProducerRecorder(Observable):
     # ------------------------------------------------------------------------------------------- reads and gauges
 
     def directory(self, directory: HubDirectory) -> HubDirectory:
-        """See `ProducerTelemetry`."""
         return MeasuredDirectory(
             directory, self.recorder, self._place, self._peer, has_spans=self._has_management_spans
         )
 
     def buffering(self, encode: Encode | None, buffered: Callable[[], int]) -> ContextWriter:
-        """See `ProducerTelemetry`."""
         self._buffered = buffered
         return BufferWriter(self, encode)
 
     def opened(self) -> None:
-        """See `ProducerTelemetry`."""
         self._observe()
 
     def _observe(self) -> None:
@@ -304,13 +289,11 @@ class ProducerRecorder(Observable):
             self.recorder.instruments.observables.add(self)
 
     def close(self) -> None:
-        """See `ProducerTelemetry`."""
         self._held = None
         if self.recorder.instruments is not None:
             self.recorder.instruments.observables.discard(self)
 
     def observed(self) -> Observed:
-        """See `Observable`."""
         return [] if self._held is None else self._held.answer() or []
 
     def _holds(self) -> Observed:
@@ -343,19 +326,13 @@ def _own_contexts(events: Sequence[EventData]) -> dict[EventContext, None]:
 
 
 class SinkRecorder:
-    """Records Spark's sink, on the driver; see `SinkTelemetry`.
-
-    Args:
-        recorder: Records.
-        place: What is published to.
-    """
+    """Records Spark's sink, on the driver; see `SinkTelemetry`."""
 
     def __init__(self, recorder: Recorder, place: ClientPlace) -> None:
         self._recorder = recorder
         self._place = place
 
     def publishing(self, publish: Callable[[], _T], counts: Callable[[_T], Mapping[str | None, int]]) -> _T:
-        """See `SinkTelemetry`."""
         recorder, place, began = self._recorder, self._place, time.monotonic()
         span = recorder.start(place, names.SEND, SpanKind.CLIENT, place.of_span(names.SEND, None))
         token = recorder.enter(span)

@@ -16,15 +16,7 @@ _T = TypeVar("_T")
 
 
 class MeasuredDirectory:
-    """A `HubDirectory` that records its reads.
-
-    Args:
-        directory: What reads.
-        recorder: Records.
-        place: What is read.
-        peer: Returns the address and the port of the connection's peer; None if they are not known.
-        has_spans: Whether the reads have spans.
-    """
+    """A `HubDirectory` that records its reads, which may have spans."""
 
     def __init__(
         self,
@@ -42,11 +34,9 @@ class MeasuredDirectory:
         self._has_spans = has_spans
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
-        """See `HubDirectory`."""
         return await self._recorded(names.GET_HUB, None, self._directory.get_hub_properties(hub))
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """See `HubDirectory`."""
         read = self._directory.get_partition_properties(hub, partition_id)
         return await self._recorded(names.GET_PARTITION, partition_id, read)
 

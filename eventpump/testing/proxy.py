@@ -54,11 +54,7 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Start listening.
-
-        Raises:
-            OSError: Listening failed.
-        """
+        """Start listening. Raises `OSError` if that fails."""
         if self._server is not None:
             raise RuntimeError("the proxy is already started")
         self._server = await asyncio.get_running_loop().create_server(
@@ -193,11 +189,7 @@ class _Network:
         return len(pairs)
 
     def pass_on(self, direction: Direction, data: bytes) -> bytes:
-        """Count bytes to forward.
-
-        Returns:
-            The bytes that are still forwarded; fewer if a cut is due.
-        """
+        """Count bytes to forward; return those that are still forwarded: fewer if a cut is due."""
         if direction is Direction.TO_CLIENT and self.cut_at is not None:
             left = self.cut_at - self.forwarded[direction]
             if len(data) >= left:

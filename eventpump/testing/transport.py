@@ -725,12 +725,7 @@ class FakeReceiveLink:
 
 
 class FakePosted:
-    """A message on its way to a hub in memory: `interfaces.PostedMessage`.
-
-    Args:
-        sending: Sends it.
-        on_outcome: Called with what that came to.
-    """
+    """A message on its way to a hub in memory: `interfaces.PostedMessage`."""
 
     def __init__(self, sending: Coroutine[Any, Any, None], on_outcome: Callable[[BaseException | None], None]) -> None:
         self._on_outcome: Callable[[BaseException | None], None] | None = on_outcome
@@ -945,11 +940,7 @@ async def _unless_ended(
     waiting: set[asyncio.Task[None]],
     error: Callable[[], EventPumpError | None],
 ) -> None:
-    """Do something that may be cut off meanwhile, by a cancellation of its task.
-
-    Raises:
-        EventPumpError: The error.
-    """
+    """Do something that may be cut off meanwhile, by a cancellation of its task: then it raises the error."""
     task = asyncio.ensure_future(work)
     waiting.add(task)
     try:

@@ -97,11 +97,7 @@ class RequestGate:
         return self._queue.begin_now(priority)
 
     async def enter(self, priority: int, order: float) -> int:
-        """Wait for a turn, and return its request, for `leave`. If cancelled, the request leaves the queue.
-
-        Raises:
-            WithdrawnError: `withdraw` was called for this priority.
-        """
+        """Wait for a turn, and return its request, for `leave`. If cancelled, the request leaves the queue."""
         request = self._queue.ask(priority, order)
         has_turn = False
         try:
@@ -146,9 +142,6 @@ class BoundedLeaseStore:
     opened, or has failed to open for a time.
 
     Args:
-        store: The store.
-        timeout: Seconds that one call may take.
-        clock: The clock by which leases expire.
         loop_gate: Holds deliveries back that would make a call exceed its time.
 
     Raises:
@@ -177,7 +170,6 @@ class BoundedLeaseStore:
 
     @property
     def lease_duration(self) -> float:
-        """See `LeaseStore`."""
         return self._store.lease_duration
 
     def take_no_more(self) -> None:
@@ -204,17 +196,14 @@ class BoundedLeaseStore:
         self._debug(None, "the lease store is open")
 
     async def ensure(self, partition_ids: Sequence[str]) -> None:
-        """See `LeaseStore`."""
         await self._store.ensure(partition_ids)
 
     async def list(self) -> list[LeaseSnapshot]:
-        """See `LeaseStore`."""
         leases = await self._call(LISTING, self._store.list, "list leases")
         self._debug(None, "%d leases listed, %d of them held", len(leases), sum(lease.is_held for lease in leases))
         return leases
 
     async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
-        """See `LeaseStore`."""
         if not self._takes_more:
             return None
         try:
@@ -249,11 +238,9 @@ class BoundedLeaseStore:
         return renewed
 
     async def release(self, lease: PartitionLease) -> bool:
-        """See `LeaseStore`."""
         return await self._call(CHECKPOINT, lambda: self._store.release(lease), "release", lease.partition_id)
 
     async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
-        """See `LeaseStore`."""
         found = await self._call(
             CHECKPOINT, lambda: self._store.read_checkpoint(partition_id), "read checkpoint", partition_id
         )
@@ -263,7 +250,6 @@ class BoundedLeaseStore:
     def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False
     ) -> Coroutine[Any, Any, bool]:
-        """See `LeaseStore`."""
         return self._call(
             CHECKPOINT,
             lambda: self._store.write_checkpoint(lease, checkpoint, backwards=backwards),
@@ -273,7 +259,6 @@ class BoundedLeaseStore:
 
     @property
     def records(self) -> BoundedRecordStore:
-        """See `LeaseStore`."""
         return BoundedRecordStore(self._store.records, self._call)
 
     async def aclose(self) -> None:
@@ -341,12 +326,8 @@ class _Call:
 
 
 class BoundedRecordStore:
-    """The records of a `BoundedLeaseStore`: checkpoints of subscriptions wait as checkpoints, others as listings.
-
-    Args:
-        records: The records, which their lease store opens and closes.
-        call: Makes a call of a priority.
-    """
+    """The `RecordStore` of a `BoundedLeaseStore`: checkpoints of subscriptions wait as checkpoints, others as
+    listings."""
 
     def __init__(
         self, records: RecordStore, call: Callable[[int, Callable[[], Awaitable[Any]], str], Awaitable[Any]]
@@ -358,24 +339,20 @@ class BoundedRecordStore:
         """Do nothing: the lease store opens its records."""
 
     async def read(self, name: str) -> StoredRecord | None:
-        """See `RecordStore`."""
         found: StoredRecord | None = await self._call(_priority(name), lambda: self._records.read(name), "read record")
         return found
 
     async def swap(self, name: str, body: bytes, replaces: str | None) -> str | None:
-        """See `RecordStore`."""
         version: str | None = await self._call(
             _priority(name), lambda: self._records.swap(name, body, replaces), "write record"
         )
         return version
 
     async def list(self, prefix: str) -> dict[str, ListedRecord]:
-        """See `RecordStore`."""
         listed: dict[str, ListedRecord] = await self._call(LISTING, lambda: self._records.list(prefix), "list records")
         return listed
 
     async def delete(self, name: str, version: str | None = None) -> bool:
-        """See `RecordStore`."""
         is_deleted: bool = await self._call(LISTING, lambda: self._records.delete(name, version), "delete record")
         return is_deleted
 
@@ -405,11 +382,9 @@ class BoundedTransport:
 
     @property
     def fully_qualified_namespace(self) -> str:
-        """See `Transport`."""
         return self._transport.fully_qualified_namespace
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ReceiveLink:
-        """See `Transport`."""
         async with self._gate.turn():
             wait = self._bucket.take(asyncio.get_running_loop().time())
             if wait:
@@ -418,19 +393,15 @@ class BoundedTransport:
             return await self._transport.open_receive_link(spec, sink)
 
     async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
-        """See `Transport`."""
         return await self._transport.open_send_link(spec)
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
-        """See `Transport`."""
         return await self._transport.get_hub_properties(hub)
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """See `Transport`."""
         return await self._transport.get_partition_properties(hub, partition_id)
 
     async def aclose(self) -> None:
-        """See `Transport`."""
         await self._transport.aclose()
 
 
@@ -449,12 +420,10 @@ class PacedDirectory:
         self._namespace = fully_qualified_namespace.lower()
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
-        """See `HubDirectory`."""
         await self._wait()
         return await self._directory.get_hub_properties(hub)
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """See `HubDirectory`."""
         await self._wait()
         return await self._directory.get_partition_properties(hub, partition_id)
 

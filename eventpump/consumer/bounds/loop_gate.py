@@ -20,21 +20,13 @@ class LoopGate:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def stepped(self, seconds: float) -> None:
-        """Record a step of a handler that has just ended.
-
-        Args:
-            seconds: Its length, above `NOTED_STEP`.
-        """
+        """Record a step of a handler that has just ended, of more than `NOTED_STEP` seconds."""
         if self.ledger.stepped(self._clock.monotonic() - seconds):
             asyncio.get_running_loop().call_soon(self._turned)
 
     @contextmanager
     def call(self, timeout: float) -> Iterator[None]:
-        """Record a call of the store for as long as it runs.
-
-        Args:
-            timeout: Seconds until it is cancelled.
-        """
+        """Record a call of the store for as long as it runs, for so many seconds at most."""
         key = self.ledger.call_begun(self._clock.monotonic() + timeout)
         try:
             yield

@@ -61,8 +61,6 @@ class Call:
     """A call of a method of the processor, or one after the other in the same task.
 
     Attributes:
-        operation: The name of the method.
-        task: The task that runs it.
         began: When it began, on the loop's clock.
         slow_at: When it is reported next as slow.
         ended: When it returned last without an error, on the same clock.
@@ -95,11 +93,8 @@ class RunningCall:
     """A call of the processor that has not returned.
 
     Attributes:
-        operation: The name of the method.
-        seconds: How long it runs.
         events: The range of its events; None if it has none.
         waits_at: The line of the user's code at which it waits; None if that is not known.
-        others: How many other calls run.
     """
 
     operation: str
@@ -144,12 +139,9 @@ class HandlerRunner:
     """Runs the methods of a partition's processor, each in the task that calls `run`; several tasks may do so.
 
     Args:
-        partition_id: The partition.
-        settings: How long a call may take.
         blocked_after: Seconds; a longer standstill of the event loop is reported.
         blocked_pause: Seconds between two such reports.
         stepped: Called with the seconds of each step of user code that is not short.
-        report: Called with the class of a report and its fields.
     """
 
     def __init__(
@@ -228,12 +220,8 @@ class HandlerRunner:
         self._is_abandoned = True
 
     def set_deadlines(self, handler_in: float, close_in: float) -> None:
-        """Set when to cancel a call that is still running, in place of the deadlines set before.
-
-        Args:
-            handler_in: Seconds after which every call but that of `close` is cancelled.
-            close_in: Seconds after which any call is cancelled.
-        """
+        """Set the seconds after which calls are cancelled, those but of `close` and then any, in place of those set
+        before."""
         self._clear_deadlines()
         later = self._loop.call_later
         self._deadlines = [later(handler_in, self._cancel_handlers), later(close_in, self._cancel_all)]
@@ -255,10 +243,6 @@ class HandlerRunner:
         """Run a method of the processor in the current task.
 
         Args:
-            operation: The name of the method.
-            method: What to call and await.
-            *args: Its arguments.
-            events: The events that it is called for.
             worker: The task of the user's that it waits for; None if the user's code is the method itself.
 
         Raises:
@@ -284,9 +268,6 @@ class HandlerRunner:
 
         Args:
             call: A call of the current task that does not run. One is enough for all batches that follow each other.
-            method: As of `run`.
-            args: As of `run`.
-            events: As of `run`.
             is_batch: Whether it is `process_events`, so that `is_in_batch` is true in it.
         """
         call.events = events
@@ -343,11 +324,7 @@ class HandlerRunner:
         return self._timeout
 
     def call(self, operation: str) -> Call:
-        """Return a call of the current task that has not begun.
-
-        Args:
-            operation: The name of the method.
-        """
+        """Return a call of the current task that has not begun, of a method of this name."""
         task = asyncio.current_task()
         assert task is not None
         return Call(operation, task, 0.0, 0.0)
@@ -359,11 +336,7 @@ class HandlerRunner:
             call.slow_at = call.began + self._timeout
 
     def began(self, call: Call) -> float:
-        """Watch a call from now on: it is cancelled at the deadlines, and reported or cancelled when it is slow.
-
-        Returns:
-            The time now, on the loop's clock.
-        """
+        """Watch a call from now on: it is cancelled at the deadlines, and reported or cancelled when it is slow."""
         began = call.began = self._now()
         call.slow_at = began + self._timeout
         call.is_late = call.is_timed_out = False
@@ -377,20 +350,13 @@ class HandlerRunner:
         self._calls.pop(call, None)
 
     def watched(self, work: Awaitable[_T], waits: Callable[[], None] | None = None) -> Watched[_T]:
-        """Return something to await that does some work, and measures its steps.
-
-        Args:
-            work: The work.
-            waits: Called whenever the work begins to wait.
-        """
+        """Return something to await that does some work, and measures its steps. `waits` is called when the work begins
+        to wait."""
         return Watched(work, self._now, self._blocked_after, self._blocked, self.stepped, waits)
 
     async def take_cancellation_back(self) -> None:
-        """Remove every request to cancel the current task: it was meant for code that has ended.
-
-        Raises:
-            CancelledError: The task was abandoned, so the cancellation counts.
-        """
+        """Remove all requests to cancel the current task: they were for code that has ended. Raises `CancelledError` if
+        not."""
         task = asyncio.current_task()
         assert task is not None
         if self._is_abandoned:
@@ -472,12 +438,7 @@ def _line_of(call: Call) -> str | None:
 
 
 def as_exception(operation: str, error: BaseException) -> Exception:
-    """Return an error if it is an `Exception`, and else a `RuntimeError` caused by it.
-
-    Args:
-        operation: What raised it, for the text of that error.
-        error: The error.
-    """
+    """Return an error if it is an `Exception`, and else a `RuntimeError` caused by it."""
     if isinstance(error, Exception):
         return error
     failure = RuntimeError(f"{operation} raised {type(error).__name__}, which is not an Exception: {error}")
@@ -489,11 +450,6 @@ def is_undecodable(error: Exception, partition_id: str, events: Iterable[Receive
     """Return whether processing failed because one of the events cannot be decoded: no retry can help then.
 
     A `DecodeError` of another event, such as one that the processor reads elsewhere, is an error as any other.
-
-    Args:
-        error: What the processor raised.
-        partition_id: The partition of the events.
-        events: The events that were to be processed.
     """
     if not isinstance(error, DecodeError) or error.partition_id not in (None, partition_id):
         return False

@@ -21,14 +21,6 @@ class KeyedDriver(ABC):
     """Accepts events into one queue, has workers call a processor with them, and handles the calls that fail.
 
     Hosts and readers differ in what is abstract here.
-
-    Args:
-        processor: The processor.
-        context: What it is called with.
-        runner: Runs the user's code.
-        tasks: Owns the workers.
-        new_failures: Returns a count of failures, for events that are delivered beside others.
-        telemetry: Records the calls of the processor; None if they are not recorded.
     """
 
     def __init__(
@@ -130,8 +122,6 @@ class KeyedDriver(ABC):
         """Deliver events until they are processed or passed over, or a missing key is known. Return whether they are.
 
         Args:
-            failures: Their failures.
-            batch: Their entries.
             error: What they have just failed with; None if they are to be delivered first.
         """
         events, dropped = tuple([entry.event for entry in batch]), self._dropped
@@ -195,15 +185,8 @@ class KeyedDriver(ABC):
         return None
 
     async def _may_go_on(self, dropped: asyncio.Event, delay: float) -> bool:
-        """Wait before something is done with events in hand.
-
-        Args:
-            dropped: Set when they are dropped.
-            delay: Seconds to wait at least.
-
-        Returns:
-            Whether to go on; not if the end has begun, or the events are dropped.
-        """
+        """Wait so long at least before something is done with events in hand; return False if the end begins, or they
+        are dropped."""
         if delay:
             await self._workers.rest(self._queue, wait_for_event(dropped, delay))
         while not dropped.is_set() and not self._may_start():

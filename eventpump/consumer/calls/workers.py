@@ -35,11 +35,8 @@ class KeyedWorkers:
     When it waits, further workers are started, as many as keys are ready and `concurrency` allows.
 
     Args:
-        processor: Has the keys, and the bounds.
         call: What is called with the events of one key, in order.
-        context: What it is called with.
         runner: Measures the calls, and cancels them at their deadlines.
-        tasks: Owns the workers.
         may_start: Returns whether a call may begin now. Called before a call, unless it was within `CLEAR_FOR` before.
         recover: Called with the entries of a call that raised, and its error; and with one of the queue's `unready`,
             and None. Finishes them, or finds the key of `unkeyed` (`key_again`); or returns False: then they are not
@@ -94,14 +91,8 @@ class KeyedWorkers:
             self._start(queue)
 
     def key_again(self, queue: KeyedQueue[ReceivedEvent], event: ReceivedEvent) -> Exception | None:
-        """Find the key of the event that is `unkeyed`: then it has its place in the line of its key.
-
-        Returns:
-            What the key raised, for the first time when the event was sorted; None if the key is known.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: As raised.
-        """
+        """Find the key of the event that is `unkeyed`, and its place in line. Return what the key raised; None if it is
+        known."""
         error, queue.key_error = queue.key_error, None
         if error is not None:
             return as_exception("key", error)
@@ -126,12 +117,7 @@ class KeyedWorkers:
         return self._concurrency - self.active + self._resting - len(self._claims)
 
     async def rest(self, queue: KeyedQueue[ReceivedEvent], waited: Awaitable[object]) -> None:
-        """Wait, in a worker, while other keys have its place; and then until there is a place again.
-
-        Args:
-            queue: What the others take from.
-            waited: What to wait for.
-        """
+        """Wait, in a worker, while other keys have its place; and then until there is a place again."""
         self._resting += 1
         try:
             self._give_place()
@@ -317,9 +303,6 @@ class KeyedWorkers:
         """Call the handler with one fresh event after the other, until it waits, or something else is to be done.
 
         Nothing is kept of an event for which the handler neither waits nor raises.
-
-        Returns:
-            What the handler raised for `worker.entry`: the event for which it did not just return.
         """
         handle, key_of, now, claims, fresh = self._handle, self._key_of, self._loop.time, self._claims, queue.fresh
         runner, begin = self._runner, IN_HAND.set
@@ -380,8 +363,6 @@ class _Worker:
     Attributes:
         calls: How many calls it has made since it last waited for others to have a turn.
         call: What it calls with a fresh event, of which nothing is kept so far.
-        key: The key of that event.
-        entry: The entry of that event, if the handler waited or raised.
     """
 
     __slots__ = ("call", "calls", "entry", "has_begun", "is_yielding", "key", "steps")

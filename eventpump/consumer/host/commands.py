@@ -32,13 +32,7 @@ async def replay_all(pumps: Collection[PartitionPump], begin: EventPosition, end
 
 
 async def drain_all(pumps: Collection[PartitionPump], directory: HubDirectory, hub: str) -> tuple[str, ...]:
-    """Wait until pumps have processed what there is now. Return the partitions where they have, in order.
-
-    Args:
-        pumps: The pumps.
-        directory: Reads the ends of their partitions.
-        hub: The hub.
-    """
+    """Wait until pumps have processed what there is now. Return the partitions where they have, in order."""
 
     async def facts(pump: PartitionPump) -> tuple[PartitionPump, PartitionProperties]:
         return pump, await directory.get_partition_properties(hub, pump.partition_id)

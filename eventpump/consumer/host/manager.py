@@ -80,8 +80,6 @@ class _End:
     Attributes:
         wake: Set when the end begins.
         hurry: Set when it has to be over earlier than before.
-        is_stopping: Whether `stop` was called.
-        failure: The error that ends the host, if there is one.
         close_by: When closing has to be over, by the host's clock.
     """
 
@@ -100,10 +98,6 @@ class PartitionManager:
     looking for new partitions of the hub. So a call that hangs or fails delays no other, and nothing here waits for
     user code, except for the balancer's plan.
     The store (`BoundedLeaseStore`) bounds the number of its calls that are under way.
-
-    Args:
-        services: What all pumps of the host share.
-        renew_interval: Seconds between renewals.
     """
 
     def __init__(self, services: HostServices, source: ProcessorSource | None, *, renew_interval: float) -> None:
@@ -214,11 +208,7 @@ class PartitionManager:
             raise self._end.failure
 
     def stop(self, within: float) -> None:
-        """End `run`. A later call can only shorten the time.
-
-        Args:
-            within: Seconds that closing may take.
-        """
+        """End `run` within so many seconds. A later call can only shorten the time."""
         self._end.close_by = min(self._end.close_by, self._clock.monotonic() + within)
         self._end.is_stopping = True
         self._end.wake.set()
@@ -735,8 +725,6 @@ class PartitionManager:
 
         Args:
             operation: The name of the operation, for reports.
-            partition_id: The partition, if there is one.
-            call: The call.
             timeout: Seconds for the call and its wait for a turn; None for only the store's own time-out per call.
         """
         key = operation, partition_id

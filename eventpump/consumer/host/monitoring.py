@@ -51,7 +51,6 @@ class ReportTally:
         self._blocked: dict[str, Durations] = {}
 
     def count(self, report: HostReport) -> None:
-        """Count a report."""
         self._reports[type(report).__name__] += 1
         match report:
             case CheckpointWritten():
@@ -85,11 +84,7 @@ class ReportTally:
         self._counts[name][tuple((place | _subscription(report.subscription) | labels).items())] += 1
 
     def metrics(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """Return the metrics.
-
-        Args:
-            labels: Of every sample.
-        """
+        """Return the metrics, with these labels of every sample."""
         for name, counts in self._counts.items():
             samples = [Sample(labels | dict(more), count) for more, count in counts.items()]
             yield Metric(name, "counter", _TEXTS[name], samples)
@@ -129,14 +124,7 @@ _Rows = Sequence[tuple[dict[str, str], PartitionStatus]]
 
 
 def _gauge(name: str, text: str, rows: _Rows, values: Sequence[tuple[str, Callable[[Any], float | None]]]) -> Metric:
-    """Return a gauge of partitions.
-
-    Args:
-        name: Its name.
-        text: What it measures.
-        rows: The partitions with their labels.
-        values: What returns the value of a partition, by the label `position`, "" for none.
-    """
+    """Return a gauge of partitions; `values` returns that of a partition, by the label `position`, "" for none."""
     samples = [
         Sample({**labels, **({"position": position} if position else {})}, value)
         for labels, status in rows
@@ -149,14 +137,7 @@ def _gauge(name: str, text: str, rows: _Rows, values: Sequence[tuple[str, Callab
 def metrics_of(
     scope: ConsumerScope, statuses: Sequence[PartitionStatus], tally: ReportTally, *, is_ready: bool
 ) -> Iterator[Metric]:
-    """Return the metrics of a host. A partition of which a value is not known has no sample of it.
-
-    Args:
-        scope: What the host reads.
-        statuses: Its partitions.
-        tally: Its reports.
-        is_ready: Whether it is ready.
-    """
+    """Return the metrics of a host. A partition of which a value is not known has no sample of it."""
     labels = labels_of(scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
     rows = [({**labels, PARTITION: each.partition_id, **_subscription(each.subscription)}, each) for each in statuses]
     yield Metric("eventpump_ready", "gauge", "Whether the host is ready: 1 or 0.", [Sample(labels, int(is_ready))])
@@ -198,12 +179,7 @@ def metrics_of(
 
 
 def lag_of(scope: ConsumerScope, statuses: Sequence[PartitionStatus]) -> dict[str, Any]:
-    """Return the lag of a host's partitions as JSON values. `lag` is the sum of what is known.
-
-    Args:
-        scope: What the host reads.
-        statuses: Its partitions.
-    """
+    """Return the lag of a host's partitions as JSON values. `lag` is the sum of what is known."""
     return {
         "namespace": scope.fully_qualified_namespace,
         "hub": scope.hub,

@@ -60,13 +60,7 @@ class OwnedPartition:
     """Runs the pumps of one partition, while the manager takes, renews and releases its lease.
 
     Args:
-        services: What all pumps of the host share.
-        partition_id: The partition.
-        group: The consumer group's record.
         subscriptions: The subscriptions that have a processor here.
-        silence: Checks silent links.
-        tasks: Runs the pumps.
-        calls: What is asked of the manager.
 
     Attributes:
         lease: The lease; None if it is not held. Set by the manager.
@@ -153,11 +147,8 @@ class OwnedPartition:
         )
 
     def describe(self, renewal_in: float | None) -> list[PartitionDescription]:
-        """Return what each subscription does on the partition.
-
-        Args:
-            renewal_in: Seconds until the lease is renewed; None if that is not planned, or under way.
-        """
+        """Return what each subscription does on the partition; the renewal is None if it is not planned, or under
+        way."""
         found = []
         for status in self.statuses:
             pump = self.pumps.get(status.subscription)
@@ -271,11 +262,8 @@ class OwnedPartition:
         task.add_done_callback(lambda _: self._pump_ended(pump))
 
     def stop_unwanted(self, wanted: dict[str, Subscription]) -> None:
-        """Stop the pumps whose subscription was ended or recreated.
-
-        Args:
-            wanted: The subscriptions that have a processor here, by name.
-        """
+        """Stop the pumps whose subscription was ended or recreated: it is not among those that have a processor
+        here."""
         # A subscription that is ended and recreated is neither paused nor suspended.
         self._paused &= wanted.keys()
         for name in self._suspended.keys() - wanted.keys():
@@ -291,11 +279,8 @@ class OwnedPartition:
         return self.pumps.get(pump.subscription) is pump
 
     def avoid(self, pump: PartitionPump) -> float:
-        """Leave a subscription's partition alone for a while, and the partition where no other pump is left.
-
-        Returns:
-            For how long, in seconds.
-        """
+        """Leave a subscription's partition alone for a while, and the partition where no other pump is left; return the
+        seconds."""
         avoided_for = self._services.store.lease_duration
         until = self._failed_until[pump.subscription] = self._services.clock.monotonic() + avoided_for
         if not self.is_in_use:

@@ -17,11 +17,7 @@ from eventpump.reports import BalancerFailed, Reporter
 
 
 def check_shared(settings: HostSettings) -> None:
-    """Refuse what has no meaning among members of other SDKs, which divide the partitions evenly by their number.
-
-    Raises:
-        ConfigurationError: The host has a weight, or a balancer that assigns partitions by their names.
-    """
+    """Refuse what has no meaning among members of other SDKs, which divide the partitions evenly by their number."""
     kind = type(settings.balancer).__name__
     if isinstance(settings.balancer, RingBalancer | StaticAssignment):
         problem = (
@@ -41,9 +37,6 @@ class LeasePlanner:
     """Plans each cycle of a host by its balancer. Whatever that does, only a plan that can be carried out is returned.
 
     Args:
-        balancer: The balancer, which may be the user's own.
-        host: The host's name in the leases.
-        rng: Randomness, for the balancer.
         reporter: Receives what is wrong with the balancer, once until that changes.
     """
 
@@ -68,12 +61,7 @@ class LeasePlanner:
         """Plan a cycle.
 
         Args:
-            leases: Every lease, as just listed.
-            now: The time, by the host's clock.
             known: As `FleetView.partition_ids`; likewise the others.
-            held: See there.
-            taking: See there.
-            avoid: See there.
 
         Raises:
             ConfigurationError: The balancer cannot work with this hub.

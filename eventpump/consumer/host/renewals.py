@@ -10,12 +10,7 @@ from eventpump.interfaces import Clock
 
 
 class RenewalTimes:
-    """Calls when the lease of a partition is due to be renewed. Each time that is set counts once.
-
-    Args:
-        clock: The clock that leases go by.
-        on_due: Called with the id of the partition.
-    """
+    """Calls `on_due` when the lease of a partition is due to be renewed. Each time that is set counts once."""
 
     def __init__(self, clock: Clock, on_due: Callable[[str], None]) -> None:
         self._clock = clock
@@ -34,7 +29,6 @@ class RenewalTimes:
         return self._due.due_at(partition_id)
 
     def remove(self, partition_id: str) -> None:
-        """Remove the time of a partition."""
         self._due.remove(partition_id)
 
     def stop(self) -> None:

@@ -53,10 +53,6 @@ class HostOpening:
     """Does what has to succeed once before a host can run partitions.
 
     Args:
-        services: What all pumps of the host share.
-        group: The consumer group's record; None if the host has no processor of its own.
-        subscriptions: The host's subscriptions.
-        tasks: Runs the attempts.
         ending: Set when the host ends.
         progress: Is kept up to date.
     """
@@ -88,9 +84,6 @@ class HostOpening:
 
         Returns:
             The partitions, if there are leases for all of them; none if that is not known yet, or the host ends.
-
-        Raises:
-            EventPumpError: The error of the last attempt: no retry can help, or the time is over.
         """
         await self._until_done("open the lease store", lambda: self._store.open(self._services.scope), until)
         hub = self._settings.hub
@@ -164,8 +157,6 @@ class HostOpening:
         """Run an operation that the start depends on, and return its result; None if the manager ended first.
 
         Args:
-            operation: The name of the operation, for reports and errors.
-            call: Starts it.
             until: The time, by the clock, after which no attempt begins.
             is_read: Whether it is a call of the service, and not of the store.
 

@@ -21,12 +21,7 @@ _LISTED_EVERY = 30
 
 
 class UnservedSubscriptions:
-    """Reports each such subscription when it is found, and when the host owns a partition more.
-
-    Args:
-        services: What all pumps of the host share.
-        subscriptions: Which subscriptions there are, and those with a processor.
-    """
+    """Reports each such subscription when it is found, and when the host owns a partition more."""
 
     def __init__(self, services: HostServices, subscriptions: Subscriptions) -> None:
         self._services = services
@@ -41,20 +36,13 @@ class UnservedSubscriptions:
 
         A host with subscriptions of its own starts and ends its pumps by them. Without, it lists them to report those
         of other hosts: at first, while there is something to report, and else so rarely that it costs next to nothing.
-
-        Args:
-            owned: The partitions that the host owns.
         """
         self._cycles += 1
         is_new = bool(self._found - self._reported.keys()) or not self._owned.issuperset(owned)
         return self._subscriptions.has_own or is_new or self._cycles % _LISTED_EVERY == 1
 
     async def report(self, owned: Collection[str]) -> None:
-        """Report what is new. Called after each listing of the subscriptions.
-
-        Args:
-            owned: The partitions that the host owns.
-        """
+        """Report what is new. Called after each listing of the subscriptions."""
         unserved = {stored.record.key: stored.record for stored in self._subscriptions.unserved}
         self._reported = {key: each for key, each in self._reported.items() if key in unserved}
         # A host that has just started waits for its first partitions, and one that gets none reports it without them.

@@ -25,18 +25,12 @@ class Ownership:
     """What all parts of one pump share: its lease, its state, its tasks, and how to end it.
 
     Args:
-        services: What all pumps of a host share.
-        lease: The lease of the partition.
-        subscription: The name of the subscription whose events the pump delivers.
         settings: Its options.
         end: Ends the pump in order, for a reason.
         on_lost: Called with how it was found that the lease is lost.
 
     Attributes:
-        lease: The lease as last renewed.
-        life: The state of the pump.
         ending: Set when the pump begins to end.
-        tasks: The tasks of the pump.
         failure: Why the pump failed, if it did not end because of the lease or the host.
     """
 
@@ -117,12 +111,7 @@ class Ownership:
             raise as_exception("a step of the pump", error) from error
 
     def report(self, kind: Callable[..., Any], *facts: object) -> None:
-        """Report something of this partition and subscription.
-
-        Args:
-            kind: The class of the report.
-            *facts: Its fields.
-        """
+        """Report something of this partition and subscription: a class with its fields."""
         services = self.services
         services.reporter.report(kind(services.owner_id, self.partition_id, *facts, subscription=self.subscription))
 

@@ -15,11 +15,7 @@ from eventpump.options.consumer import Park
 
 
 class Parking:
-    """Parks the events of all partitions of a host.
-
-    Args:
-        open_sender: Returns what sends to a hub of the same namespace, by the hub's name.
-    """
+    """Parks the events of all partitions of a host, by senders to hubs of the same namespace."""
 
     def __init__(self, open_sender: Callable[[str], EventSender]) -> None:
         self._open_sender = open_sender
@@ -35,14 +31,6 @@ class Parking:
         first_failed: float,
     ) -> None:
         """Store an event, and return when it is stored.
-
-        Args:
-            park: Where to.
-            context: Of the partition.
-            event: The event.
-            error: What it failed with.
-            attempts: How many times it was delivered.
-            first_failed: When it failed first, in seconds since the epoch.
 
         Raises:
             EventPumpError: It could not be sent.

@@ -21,16 +21,6 @@ class HostServices:
     """What all pumps of a host share.
 
     Attributes:
-        transport: Opens the links.
-        directory: Reads the properties of the hub and its partitions.
-        store: The leases and checkpoints; each call ends at the store's time-out.
-        group: The records of the consumer group, in the store.
-        settings: The options of the host.
-        scope: Namespace, hub and consumer group.
-        owner_id: The owner's name in the leases.
-        clock: The clock that leases go by.
-        rng: Randomness, for delays.
-        reporter: Receives the reports.
         store_timeout: Seconds for one call of the store, once it is sent.
         blocked_after: Seconds; a longer standstill of the event loop is reported.
         loop_gate: Holds deliveries back while handlers compute and the store needs the loop.

@@ -21,11 +21,6 @@ class RangeWatch:
 
     The properties describe what the service holds, and not what it has already sent: the range is over when nothing has
     arrived for the same time again.
-
-    Args:
-        ask: Reads the partition's properties.
-        is_gone: Returns whether a partition with these properties holds nothing of the range and never will.
-        wake: Called when `is_over` has to be called again.
     """
 
     def __init__(
@@ -43,11 +38,8 @@ class RangeWatch:
         self._is_known_gone = False
 
     def is_over(self, newest: bytes | None) -> bool:
-        """Return whether no event of the range will follow.
-
-        Args:
-            newest: The last message received. All received messages have been read.
-        """
+        """Return whether no event of the range will follow the newest message received. All received messages have been
+        read."""
         now = asyncio.get_running_loop().time()
         if newest is not self._newest:
             self._newest, self._quiet_since = newest, now
@@ -79,9 +71,5 @@ class RangeWatch:
         _log.error("%s: failed", name, exc_info=error)
 
     async def aclose(self, timeout: float) -> None:
-        """Cancel the task.
-
-        Args:
-            timeout: Seconds to wait for that.
-        """
+        """Cancel the task, and wait for that so many seconds."""
         await self._tasks.cancel(timeout)

@@ -33,16 +33,11 @@ class KeyedReading(KeyedDriver):
     """Has a keyed processor called with the events of a partition, until they end or one cannot be processed.
 
     Args:
-        processor: The processor, open.
-        context: What it is called with.
         read: Called with the most messages to return; returns the next ones, none at the end. Canceling it is safe.
-        make: Makes an event of a message.
         begins_at: Where a reader would begin that gets what is read here.
         retry: The delays before events that failed are given to the handler again; None for no retry.
         close_timeout: Seconds that running calls of the handler have after another one failed, before they are
             cancelled.
-        rng: Randomness, for delays.
-        telemetry: Records the calls of the processor; None if they are not recorded.
     """
 
     def __init__(

@@ -75,13 +75,7 @@ class _Retained:
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """What a reader uses while it is open.
-
-    Attributes:
-        transport: Opens the links.
-        directory: Reads the properties of the hub and the partition.
-        telemetry: Records what is read; None if nothing is recorded.
-    """
+    """What a reader uses while it is open; nothing is recorded without telemetry."""
 
     transport: Transport
     directory: HubDirectory
@@ -523,11 +517,8 @@ class HubReader:
         return True
 
     def _rest_lost(self) -> None:
-        """Report that retention has removed the rest of the range.
-
-        Raises:
-            DataLossError: `on_data_loss` is "fail".
-        """
+        """Report that retention has removed the rest of the range. Raises `DataLossError` if `on_data_loss` is
+        "fail"."""
         expected, kept_from, end = self._continuity.numbers.expected, self._retained.first, self._last_number
         if expected is None or expected >= kept_from:
             # Nothing was read yet, or the missing numbers were judged already: it is not known which are gone.
@@ -651,11 +642,8 @@ class HubReader:
         return self._start
 
     async def _judge_gap(self, messages: list[bytes]) -> None:
-        """Find out whether missing numbers are lost, and apply `on_data_loss`.
-
-        Raises:
-            DataLossError: `on_data_loss` is "fail". Every later read raises it, too.
-        """
+        """Find out whether missing numbers are lost. Raises `DataLossError` if `on_data_loss` is "fail", as does every
+        later read."""
         settings, service = self._settings, self._service
         loss = await self._continuity.find_loss(messages)
         if loss is None:
@@ -685,11 +673,7 @@ class HubReader:
             return None
 
     def _lost(self, loss: Loss) -> None:
-        """Report a loss.
-
-        Raises:
-            DataLossError: `on_data_loss` is "fail".
-        """
+        """Report a loss. Raises `DataLossError` if `on_data_loss` is "fail"."""
         error = data_loss(self._settings.hub, self._settings.partition_id, loss)
         if self._settings.on_data_loss == "fail":
             self._failure = error

@@ -32,7 +32,6 @@ class CheckpointWriter:
     Args:
         ownership: The pump's lease and services. A write that reaches the time-out of the store has an unknown outcome,
             and is repeated.
-        tracker: Decides which checkpoints to write.
         subscription: The name under which the store keeps the checkpoints.
     """
 
@@ -175,16 +174,8 @@ def store_error(error: BaseException, operation: str, partition_id: str | None, 
 
 
 async def call_store(operation: str, call: Awaitable[_T], timeout: float) -> _T:
-    """Return what a store's call returns.
-
-    Args:
-        operation: The name of the operation, for the error.
-        call: The call.
-        timeout: The time-out that the store has for it, in seconds, for the error.
-
-    Raises:
-        EventPumpError: The store failed: its own error, or a `StoreError`.
-    """
+    """Return what a store's call returns. Raises the store's own error, or a `StoreError` naming operation and
+    time-out."""
     try:
         return await call
     except BaseException as error:

@@ -21,16 +21,8 @@ _T = TypeVar("_T")
 
 
 def check_hub(found: HubProperties, created_at: datetime | None, partition_id: str) -> None:
-    """Check that a hub is the one that is being read.
-
-    Args:
-        found: The hub's properties.
-        created_at: When the hub that is being read was created; None before the first link.
-        partition_id: The partition that is being read.
-
-    Raises:
-        HubRecreatedError: It is another one of the same name.
-    """
+    """Check that a hub is the one read, if a link was open. Raises `HubRecreatedError` if it is another one of the same
+    name."""
     if created_at not in (None, found.created_at):
         raise HubRecreatedError(found.name, partition_id, "the hub was deleted and recreated while it was being read")
 
@@ -41,13 +33,10 @@ class ContinuityCheck(Generic[_T]):
     What follows a loss is up to the caller.
 
     Args:
-        numbers: The sequence numbers that are read.
-        number_of: Returns the sequence number of an event.
         ask: Reads the partition's properties; None if the service did not answer, and is to be asked later.
         time: Returns the time between two requests, in seconds.
 
     Attributes:
-        numbers: The sequence numbers that are read.
         facts: The partition's properties, as they were read last; None before.
     """
 
@@ -80,14 +69,8 @@ class ContinuityCheck(Generic[_T]):
         return numbers.passed(first, last, count)
 
     def misses(self, missing: Collection[tuple[int, int]]) -> bool:
-        """Record the sequence numbers that are missing in a partition of which only a stream is read.
-
-        Args:
-            missing: The first and the last number, each.
-
-        Returns:
-            Whether any are missing, now or from before.
-        """
+        """Record the first and last numbers missing of a stream in a partition; return whether any are, now or from
+        before."""
         for first, last in missing:
             self.numbers.missed(first, last)
         return self.numbers.first_missing is not None
@@ -97,9 +80,6 @@ class ContinuityCheck(Generic[_T]):
 
         Args:
             events: The batch for which `follows` was false; empty where `misses` was true.
-
-        Returns:
-            What is lost; None if nothing is, or if that is not known yet.
         """
         numbers, now = self.numbers, self._time()
         with suppress(EventError):
@@ -118,12 +98,6 @@ class PumpContinuity(ContinuityCheck[ReceivedEvent]):
     """Checks what one pump reads, from the position where reading began.
 
     `find_loss` raises `HubRecreatedError` where the hub was deleted and created again.
-
-    Args:
-        ownership: The pump's options and services.
-        beginning: Where reading began, and in which hub.
-        starts: Repeats a call until it succeeds.
-        group: Reads the hub's properties.
     """
 
     def __init__(self, ownership: Ownership, beginning: Beginning, starts: StartFinder, group: BeginningRecord) -> None:
@@ -150,11 +124,8 @@ class PumpContinuity(ContinuityCheck[ReceivedEvent]):
         return await self._starts.until_done(lambda: ownership.unless_ending(self._properties()))
 
     async def report_last_gap(self, timeout: float) -> None:
-        """Report whether sequence numbers are lost that are missing and not judged yet: a later owner cannot see them.
-
-        Args:
-            timeout: Seconds to wait for the service.
-        """
+        """Report whether missing numbers not judged yet are lost: a later owner cannot see them. Wait so many seconds
+        at most."""
         numbers, now = self.numbers, self._time()
         first, last = numbers.first_missing, numbers.last_missing
         if first is None:

@@ -97,14 +97,7 @@ def loss_error(hub: str, partition_id: str, loss: Loss) -> DataLossError:
 
 
 def data_loss(hub: str, partition_id: str, loss: Loss, advice: str = "") -> DataLossError:
-    """Return the error for a loss.
-
-    Args:
-        hub: The hub.
-        partition_id: The partition.
-        loss: What is lost.
-        advice: What to do about it, or how it came about.
-    """
+    """Return the error for a loss, with advice on what to do about it, or how it came about."""
     first, last = loss.first_missing, loss.last_missing
     problem = f"{loss.describe()}; {advice}" if advice else loss.describe()
     return DataLossError(hub, partition_id, problem, first_missing=first, last_missing=last)
@@ -122,11 +115,7 @@ class SharedRead:
         self._answer: HubProperties | BaseException | None = None
 
     async def read(self) -> HubProperties:
-        """Return the hub's properties, read after this call.
-
-        Raises:
-            ServiceError: As of `HubDirectory.get_hub_properties`.
-        """
+        """See `HubDirectory.get_hub_properties`; what is returned was read after this call."""
         asked = self._begun
         async with self._lock:
             if self._answered <= asked or self._answer is None:
@@ -149,14 +138,9 @@ class GroupStart:
 
     Args:
         leases: Lists the group's leases. Its calls have a time-out.
-        store: Keeps the record, in the same store.
-        directory: Reads the hub's properties.
-        settings: The options of the host.
-        store_timeout: The time-out of one call of the store, in seconds.
 
     Attributes:
         starts: The start positions in this host's settings, in the form of the record.
-        is_first: Whether this host has written the group's first record.
     """
 
     def __init__(
@@ -195,9 +179,6 @@ class GroupStart:
         """Read the group's record, or write the first one. Of several hosts at once, the first one's is used by all.
 
         A group from before there were records adopts the present hub.
-
-        Raises:
-            StoreError: The store failed, or this version cannot read the start positions in it.
         """
         stored = None
         if not self._is_unanswered:
@@ -224,11 +205,7 @@ class GroupStart:
             raise StoreError("read scope record", str(error)) from None
 
     async def hub(self) -> HubProperties:
-        """Return the hub's properties, read after this call.
-
-        Raises:
-            ServiceError: The hub does not exist, access was denied, or the service did not answer.
-        """
+        """Return the hub's properties, read after this call."""
         return await self._hub.read()
 
     async def current(self) -> tuple[ScopeRecord, HubProperties]:
@@ -246,10 +223,6 @@ class GroupStart:
         """Enter a partition in the record: its checkpoint belongs to the hub that was created at a time.
 
         If the caller is cancelled, the partition may still be entered.
-
-        Args:
-            partition_id: The partition.
-            created_at: When the hub was created.
 
         Raises:
             _HubChangedError: The hub was recreated since.
@@ -284,9 +257,6 @@ class GroupStart:
         """Replace a recorded start position that the service refuses by the one in this host's settings.
 
         Without this, a mistake in the settings of the first host could not be corrected in the settings.
-
-        Returns:
-            False if this host's settings have the same position.
         """
         own = self.starts.get(partition_id, self.starts[""])
         if own == str(refused):
@@ -331,8 +301,6 @@ class Beginning:
     """Where reading a partition begins.
 
     Args:
-        position: The position of the first link.
-        checkpoint: The stored checkpoint; None if there is none.
         expected: The sequence number of the first event; None if that is not known.
         hub_created_at: The creation time of the hub that all this belongs to.
     """
@@ -344,15 +312,7 @@ class Beginning:
 
 
 class StartFinder:
-    """Finds the start position of one partition, under its lease.
-
-    Args:
-        ownership: The pump's lease, options and services.
-        group: The consumer group's record.
-
-    Attributes:
-        key: The name under which the store keeps the subscription's checkpoints.
-    """
+    """Finds the start position of one partition, under its lease."""
 
     def __init__(self, ownership: Ownership, group: BeginningRecord) -> None:
         services = ownership.services
@@ -372,9 +332,6 @@ class StartFinder:
     async def find(self, stored: Checkpoint | None) -> Beginning:
         """Find the start position, and store it if it could not be found again. Retried until it succeeds.
 
-        Args:
-            stored: The partition's checkpoint, read under the lease.
-
         Raises:
             DataLossError: Events are lost, and `on_data_loss` is "fail".
             ServiceError: The service refused to answer.
@@ -390,19 +347,12 @@ class StartFinder:
         self._report(DataLost, loss, "latest")
 
     async def facts(self) -> PartitionProperties:
-        """Return the partition's properties. Retried until it succeeds.
-
-        Raises:
-            ServiceError: The service refused.
-        """
+        """Return the partition's properties. Retried until it succeeds, or the service refuses."""
         return await self.until_done(self._facts)
 
     async def until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat an operation until it succeeds, and report each failure of the store or the service.
-
-        Raises:
-            ServiceError: The service refused, and no retry can help.
-        """
+        """Repeat until it succeeds, and report each failure of the store or the service. Raises `ServiceError` if that
+        is final."""
 
         def report(error: Exception, _: float) -> None:
             if isinstance(error, StoreError):

@@ -37,10 +37,7 @@ class Subscription:
     """A name, and what processes its events on this host.
 
     Attributes:
-        name: The name.
         settings: The options of the host, with those of the subscription in their place.
-        source: Creates its processors.
-        start: Where its partitions begin.
         slow_after: Seconds after which it is reported if it holds other subscriptions back.
         suspends: Whether it is suspended then.
         catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
@@ -58,12 +55,7 @@ class Subscription:
 
 
 class SubscriptionStart:
-    """The record of one subscription, as one host knows it, and where its partitions begin.
-
-    Args:
-        stored: The record.
-        records: Reads and writes records.
-    """
+    """The record of one subscription, as one host knows it, and where its partitions begin."""
 
     def __init__(self, stored: StoredSubscription, records: SubscriptionRecords) -> None:
         self._records = records
@@ -83,19 +75,11 @@ class SubscriptionStart:
             raise StoreError("read subscription", str(error)) from None
 
     async def hub(self) -> HubProperties:
-        """Return the hub's properties, read after this call.
-
-        Raises:
-            ServiceError: The hub is unknown, access is denied, or there was no answer.
-        """
+        """Return the hub's properties, read after this call."""
         return await self._records.hub()
 
     async def current(self) -> tuple[ScopeRecord, HubProperties]:
-        """Return the record, and the hub's properties, read after this call.
-
-        Raises:
-            RecordChangedError: The record is of another hub than the present one.
-        """
+        """Return the record, and the hub's properties, read after this call."""
         hub, record = await self.hub(), self.stored.record
         if record.hub_created_at != hub.created_at:
             raise RecordChangedError
@@ -113,9 +97,6 @@ class SubscriptionStart:
 
         Returns:
             Those properties if the record is still of an earlier hub; otherwise None.
-
-        Raises:
-            SubscriptionEndedError: There is no active record.
         """
         stored = await self._records.read(self.stored.record.name)
         if stored is None or not stored.record.is_active:
@@ -125,21 +106,13 @@ class SubscriptionStart:
         return None if stored.record.hub_created_at == hub.created_at else hub
 
     async def anew(self, hub: HubProperties, action: OnDataLoss) -> SubscriptionRecord:
-        """Return a record of the present hub to replace one of an earlier hub with.
-
-        Args:
-            hub: The present hub.
-            action: "earliest" to begin at its beginning, "latest" at its end.
-        """
+        """Return a record of the present hub to replace one of an earlier hub with, which begins at its beginning or
+        its end."""
         position = EventPosition.latest() if action == "latest" else EventPosition.earliest()
         return self._records.new(self.stored.record.name, hub, await self._records.starts(position, hub))
 
     async def begin_anew(self, record: SubscriptionRecord) -> bool:
-        """Replace the record of an earlier hub, without its checkpoints. May be called again after it failed.
-
-        Returns:
-            False if it has been replaced meanwhile, by another host or for another partition.
-        """
+        """Replace the record of an earlier hub, without its checkpoints. May be called again after it failed."""
         replaced = self.stored
         if replaced.record.hub_created_at != record.hub_created_at:
             # Refused, it may be there from an earlier call whose answer was lost.
@@ -151,15 +124,7 @@ class SubscriptionStart:
 
 
 class SubscriptionRecords:
-    """Reads and writes the records of a consumer group's subscriptions.
-
-    Args:
-        store: Keeps the records. Its calls have a time-out.
-        directory: Reads the properties of the hub and its partitions.
-        hub: Returns the hub's properties, for concurrent callers.
-        name: The hub's name.
-        store_timeout: The time-out of one call of the store, in seconds.
-    """
+    """Reads and writes the records of a consumer group's subscriptions."""
 
     def __init__(
         self,
@@ -203,7 +168,6 @@ class SubscriptionRecords:
         return str(EventPosition.at_sequence_number(number - 1) if number else EventPosition.earliest())
 
     async def all(self) -> list[StoredSubscription]:
-        """Return all records."""
         return await call_store("list subscriptions", self._store.list_subscriptions(), self._store_timeout)
 
     async def read(self, name: str) -> StoredSubscription | None:
@@ -229,14 +193,7 @@ class SubscriptionRecords:
 
 
 class Subscriptions:
-    """The subscriptions that one host has processors for.
-
-    Args:
-        records: Reads and writes their records.
-        settings: The options of the host.
-        host: The host's name.
-        report: Called with a report.
-    """
+    """The subscriptions that one host has processors for."""
 
     def __init__(
         self,
@@ -275,11 +232,7 @@ class Subscriptions:
         return [stored for name, stored in self._active.items() if name not in self._own]
 
     async def refresh(self) -> None:
-        """Read all records.
-
-        Raises:
-            StoreError: The store failed.
-        """
+        """Read all records. Raises `StoreError`."""
         async with self._changing:
             found = await self._records.all()
             self._active = {each.record.name: each for each in found if each.record.is_active}
@@ -289,10 +242,6 @@ class Subscriptions:
 
     async def subscribe(self, settings: SubscriptionSettings, source: ProcessorSource) -> None:
         """Store the record of a subscription unless there is one, and add its processor.
-
-        Args:
-            settings: Its options.
-            source: Creates its processors.
 
         Raises:
             ConfigurationError: This host has a processor for it already, or a partition is unknown.
@@ -358,11 +307,7 @@ class Subscriptions:
         """End a subscription: delete its record, or mark it as inactive, and remove its processor.
 
         Args:
-            name: The subscription.
             keep_checkpoint: Whether its checkpoints are kept, for when it is subscribed to again.
-
-        Raises:
-            StoreError: The store failed.
         """
         async with self._changing:
             while (stored := await self._records.read(name)) is not None:

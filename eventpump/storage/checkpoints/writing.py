@@ -90,7 +90,7 @@ class CheckpointLeaseStore(LeaseStore, Protocol):
 
 
 class LeasedCheckpoints:
-    """The checkpoints of a consumer group in a lease store: each is written under its partition's lease."""
+    """A `CheckpointTarget` for a consumer group in a lease store: each is written under its partition's lease."""
 
     def __init__(self, make: Callable[[], CheckpointLeaseStore], subscription: str = DEFAULT_SUBSCRIPTION) -> None:
         self._make = make
@@ -103,7 +103,6 @@ class LeasedCheckpoints:
     async def check(
         self, scope: ConsumerScope, partition_ids: Sequence[str], hub_created_at: datetime
     ) -> Mapping[str, str]:
-        """See `CheckpointTarget.check`."""
         store = self._make()
         try:
             await store.open(scope, read_only=True)
@@ -120,7 +119,6 @@ class LeasedCheckpoints:
             await store.aclose()
 
     async def begin(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> None:
-        """See `CheckpointTarget.begin`."""
         store = self._store
         if store is None:
             store = self._make()
@@ -133,7 +131,6 @@ class LeasedCheckpoints:
     async def write(
         self, partition_id: str, before: StoredCheckpoint | None, after: Checkpoint | None, *, from_owner: bool
     ) -> str | None:
-        """See `CheckpointTarget.write`."""
         store, records, snapshot = self._store, self._records, self._leases[partition_id]
         assert store is not None
         assert records is not None
@@ -204,7 +201,6 @@ class SqliteCheckpointWriter(SqliteCheckpointReader):
     async def check(
         self, scope: ConsumerScope, partition_ids: Sequence[str], hub_created_at: datetime
     ) -> Mapping[str, str]:
-        """See `CheckpointTarget.check`."""
         if not await self._exists():
             check_place(self._path)
             return {}
@@ -214,13 +210,11 @@ class SqliteCheckpointWriter(SqliteCheckpointReader):
         return await asyncio.to_thread(os.path.exists, self._path)
 
     async def begin(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> None:
-        """See `CheckpointTarget.begin`."""
         await self._leased.begin(scope, partition_ids)
 
     async def write(
         self, partition_id: str, before: StoredCheckpoint | None, after: Checkpoint | None, *, from_owner: bool
     ) -> str | None:
-        """See `CheckpointTarget.write`."""
         return await self._leased.write(partition_id, before, after, from_owner=from_owner)
 
     async def aclose(self) -> None:

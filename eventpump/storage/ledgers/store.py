@@ -34,19 +34,16 @@ class RecordLedger:
         return await self._answer("create", self._open(operation).swap(name, body, None)) is not None
 
     async def read(self, name: str) -> bytes | None:
-        """Read a record."""
         operation = f"read {_checked(name)}"
         found = await self._answer("read", self._open(operation).read(name))
         return None if found is None else found.body
 
     async def list(self, directory: str) -> list[str]:
-        """List the records of a directory."""
         _checked(f"{directory}/any")
         found = await self._answer("list", self._open(f"list {directory}").list(f"{directory}/"))
         return sorted(name.removeprefix(f"{directory}/") for name in found)
 
     async def delete(self, name: str) -> None:
-        """Delete a record."""
         operation = f"delete {_checked(name)}"
         await self._answer("delete", self._open(operation).delete(name))
 

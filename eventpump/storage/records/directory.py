@@ -231,7 +231,6 @@ def _numbers(path: Path) -> Iterable[int]:
 
 
 def _names(directory: Path) -> list[str]:
-    """Return the names in a directory."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

@@ -104,7 +104,6 @@ class FileSystemRowStore(OpenedRows):
         return {each.base_name: each.size for each in found if each.type == fs.FileType.File}
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete files."""
         paths = [self._file("delete", name) for name in names]
 
         def delete() -> None:
