@@ -93,7 +93,11 @@ class Backoff:
         return cls(policy.base_delay, policy.max_delay, is_fixed=policy.mode == "fixed")
 
     def next(self, rng: random.Random, *, at_least: float = 0.0) -> float:
-        """Count a failure, and return how long to wait, in seconds."""
+        """Count a failure, and return how long to wait, in seconds.
+
+        Args:
+            at_least: The wait that a throttling service requests, in seconds; jitter is added to it.
+        """
         ceiling = self._ceiling
         self.failures += 1
         if self._is_fixed:

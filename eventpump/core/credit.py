@@ -77,7 +77,11 @@ class CreditWindow:
         """Messages that may still arrive: as in `amqp.link.Link`, more than the credit after that was lowered."""
 
     def link_opened(self, max_message_size: int) -> None:
-        """Start over with a new link, which has no credit. The estimate of sizes is kept."""
+        """Start over with a new link, which has no credit. The estimate of sizes is kept.
+
+        Args:
+            max_message_size: In bytes; 0 if the link has no limit.
+        """
         self._max_message_size = max_message_size or self._max_bytes
         self.credit = self.allowance = 0
 

@@ -155,7 +155,13 @@ class PumpLife:
         self._move(PumpInput.STOLEN)
 
     def ending(self, reason: CloseReason, now: float, within: float | None = None) -> None:
-        """Begin to end. The first reason is kept; a later call can only shorten the time."""
+        """Begin to end. The first reason is kept; a later call can only shorten the time.
+
+        Args:
+            reason: Why the pump ends.
+            now: Seconds on any steady clock.
+            within: Seconds that the end may take; None for the close time-out.
+        """
         self._move(PumpInput.ENDING)
         if self.reason is None:
             self.reason, self.ending_since = reason, now

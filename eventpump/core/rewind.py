@@ -28,6 +28,14 @@ class PositionSearch:
     """Finds the checkpoint after which reading begins as it does from a position.
 
     While `found` is None, receive from `probe` on and call `received` with each event until it returns true.
+
+    Args:
+        partition_id: The partition.
+        position: The position.
+        facts: The properties of the partition now.
+
+    Raises:
+        UnknownPositionError: The position lies beyond the partition's end.
     """
 
     __slots__ = ("_back", "_before", "_facts", "_first", "_partition_id", "_position", "_was_silent", "found", "probe")

@@ -182,7 +182,11 @@ class SilenceCheck:
             self.step = SilenceStep.DROP if self._is_second_link and self._may_drop else SilenceStep.REOPEN
 
     def reopened(self, is_attached: bool | None) -> None:
-        """Record that the link was replaced."""
+        """Record that the link was replaced.
+
+        Args:
+            is_attached: True if another is attached, False if the attach was not answered; None if it failed otherwise.
+        """
         assert self.step is SilenceStep.REOPEN
         self._was_reopened = True
         if self.is_ahead or is_attached is None:

@@ -16,7 +16,12 @@ _PLAIN_KEYS = frozenset({str, int, NoneType, bytes, bool, float, tuple})
 
 
 class Selection(Generic[_T]):
-    """Which items belong to a stream: those with certain keys, or those that a filter passes."""
+    """Which items belong to a stream: those with certain keys, or those that a filter passes.
+
+    Args:
+        function: Returns an item's key, or, where there are no keys, whether it belongs to the stream.
+        keys: The keys of the stream; None for a filter.
+    """
 
     __slots__ = ("function", "identity", "keys")
 

@@ -111,6 +111,7 @@ class ProxySettings(SettingsModel):
 
     Args:
         host: The proxy's host name or address.
+        port: The proxy's port.
         use_tls: Whether to connect to the proxy itself over TLS; its certificate is verified like the service's.
         username: The user name for basic authentication; None to connect without.
         password: The password for basic authentication.

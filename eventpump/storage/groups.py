@@ -316,7 +316,7 @@ class GroupRecords:
         return self._replace_checkpoint(operation, lease, checkpoint, subscription, backwards=backwards)
 
     async def clear_checkpoint(self, lease: PartitionLease, subscription: str) -> bool:
-        """Remove a checkpoint, if the lease is still held. That of "default" is removed by the lease store."""
+        """Remove a checkpoint; return False if the lease is lost. That of "default" is removed by the lease store."""
         assert subscription != DEFAULT_SUBSCRIPTION
         return await self._replace_checkpoint("clear checkpoint", lease, None, subscription, backwards=True)
 

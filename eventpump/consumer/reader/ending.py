@@ -21,6 +21,11 @@ class RangeWatch:
 
     The properties describe what the service holds, and not what it has already sent: the range is over when nothing has
     arrived for the same time again.
+
+    Args:
+        ask: Reads the partition's properties.
+        is_gone: Returns whether a partition with these properties holds nothing of the range and never will.
+        wake: Called when `is_over` has to be called again.
     """
 
     def __init__(

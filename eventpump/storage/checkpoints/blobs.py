@@ -120,14 +120,9 @@ class BlobCheckpointReader:
         self._spelling_notes: tuple[str, ...] | None = None
 
     async def read(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
-        """Read the checkpoints of a consumer group, and who owns its partitions.
-
-        Args:
-            scope: The consumer group.
-            partition_ids: The partitions of the hub; blobs that are named after others are skipped.
+        """See `CheckpointReader`. Blobs that are named after other partitions are skipped.
 
         Raises:
-            StoreError: A request failed.
             ConfigurationError: There is no such container, or the account refuses the credential.
         """
         found = await self._read(scope, partition_ids)

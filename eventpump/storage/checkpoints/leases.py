@@ -20,12 +20,7 @@ _READS_AT_ONCE: Final = 32
 
 
 async def subscription_key(records: GroupRecords, subscription: str) -> str:
-    """Return the name of a subscription's checkpoints.
-
-    Raises:
-        ConfigurationError: There is no such subscription.
-        StoreError: The store failed.
-    """
+    """Return the name of a subscription's checkpoints. Raises `ConfigurationError` if there is no such subscription."""
     if subscription == DEFAULT_SUBSCRIPTION:
         return DEFAULT_SUBSCRIPTION
     stored = await records.read_subscription(subscription)
@@ -49,14 +44,9 @@ class LeaseStoreCheckpointReader:
         self._subscription = subscription
 
     async def read(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
-        """Read the checkpoints of a consumer group, and who owns its partitions.
-
-        Args:
-            scope: The consumer group.
-            partition_ids: The partitions of the hub.
+        """See `CheckpointReader`.
 
         Raises:
-            StoreError: The store failed.
             ConfigurationError: There is no such store, it has nothing of the group, or no such subscription.
         """
         store = self._make()

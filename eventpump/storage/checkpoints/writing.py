@@ -40,9 +40,7 @@ class CheckpointTarget(CheckpointReader, Protocol):
         """Find which partitions cannot be written, and why, by partition id. Nothing is written.
 
         Args:
-            scope: The consumer group.
             partition_ids: The partitions of the hub.
-            hub_created_at: When the hub was created.
 
         Raises:
             StoreError: The store failed.
@@ -55,7 +53,6 @@ class CheckpointTarget(CheckpointReader, Protocol):
         Called before the first `write`, and again before those of another plan.
 
         Args:
-            scope: The consumer group.
             partition_ids: The partitions that will be written.
 
         Raises:
@@ -181,14 +178,9 @@ class SqliteCheckpointWriter(SqliteCheckpointReader):
         return "eventpump" if is_default else f"eventpump, subscription {self._subscription}"
 
     async def read(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
-        """Read the checkpoints of a consumer group; of a file that does not exist yet there are none.
-
-        Args:
-            scope: The consumer group.
-            partition_ids: The partitions of the hub.
+        """See `CheckpointReader`. Of a file that does not exist yet there are none.
 
         Raises:
-            StoreError: The store failed.
             ConfigurationError: The file is not one of leases, or has no such subscription.
         """
         if not await self._exists():

@@ -148,7 +148,6 @@ class BlobLeaseStore:
         """Bind to a consumer group. Once.
 
         Args:
-            scope: The consumer group.
             read_only: Whether to create no container, also with `create`. Default: False.
 
         Raises:
@@ -225,15 +224,10 @@ class BlobLeaseStore:
         return await self._call("list", None, listed())
 
     async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
-        """Acquire a lease that is not held, or with `held` take that of the snapshot's owner, with the next epoch.
+        """See `LeaseStore`.
 
         Return None, too, if it is held without a token in its body: its new owner has not written that yet.
         Cancelled, the lease is released, or expires.
-
-        Args:
-            snapshot: The lease as `list` returned it.
-            owner: The name of the host that acquires it.
-            held: Whether to take it from the owner that the snapshot names. Default: False.
         """
         check_owner(owner)
         operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
@@ -290,15 +284,7 @@ class BlobLeaseStore:
             return None
 
     async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
-        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
-
-        Cancelled, it is stored or not; it will not be stored later, over a newer one.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            backwards: Whether it replaces one with a higher sequence number. Default: False.
-        """
+        """See `LeaseStore`. Cancelled, it is stored or not; it will not be stored later, over a newer one."""
         assert checkpoint.partition_id == lease.partition_id
         operation = "reset checkpoint" if backwards else "write checkpoint"
 
@@ -315,9 +301,6 @@ class BlobLeaseStore:
         """Remove the checkpoint under the lease. Return False, and remove nothing, if the lease is lost.
 
         A host that owns the partition next begins where the group begins. No host calls it.
-
-        Args:
-            lease: The lease of the partition.
         """
 
         def change(body: LeaseBody) -> LeaseBody:

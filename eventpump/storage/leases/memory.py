@@ -84,12 +84,7 @@ class MemoryLeaseStore:
         return self._records
 
     async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
-        """Bind to a consumer group. Once.
-
-        Args:
-            scope: The consumer group.
-            read_only: Ignored: nothing has to be created. Default: False.
-        """
+        """See `LeaseStore`. With `read_only` nothing differs: nothing has to be created."""
         if self._is_closed:
             raise ClosedError("lease store")
         if self._scope is not None:
@@ -119,13 +114,7 @@ class MemoryLeaseStore:
         ]
 
     async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
-        """Acquire a lease that is not held, or with `held` take that of the snapshot's owner, with the next epoch.
-
-        Args:
-            snapshot: The lease as `list` returned it.
-            owner: The name of the host that acquires it.
-            held: Whether to take it from the owner that the snapshot names. Default: False.
-        """
+        """See `LeaseStore`."""
         row = self._row("acquire", snapshot.partition_id)
         if held:
             if snapshot.token is None or row.token != snapshot.token:
@@ -156,13 +145,7 @@ class MemoryLeaseStore:
         return None if row is None else row.checkpoint
 
     async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
-        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            backwards: Whether it replaces one with a higher sequence number. Default: False.
-        """
+        """See `LeaseStore`."""
         row = self._row("write checkpoint", lease.partition_id)
         if row.token != lease.token:
             return False

@@ -242,15 +242,7 @@ class BlobOwnershipStore:
         return sorted(found.values(), key=lambda snapshot: partition_order(snapshot.partition_id))
 
     async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
-        """Claim a partition that no member owns, or with `held` take it from the snapshot's owner, with the next epoch.
-
-        Cancelled, the ownership is released, or expires.
-
-        Args:
-            snapshot: The ownership as `list` returned it.
-            owner: The name of the host that claims it.
-            held: Whether to take it from the owner that the snapshot names. Default: False.
-        """
+        """See `LeaseStore`. Cancelled, the ownership is released, or expires."""
         check_owner(owner)
         operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
         self._group(operation)
@@ -320,15 +312,10 @@ class BlobOwnershipStore:
         return own
 
     async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
-        """Store a checkpoint under the lease. Return False, and store nothing, if the ownership is lost.
+        """See `LeaseStore`.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one. Two requests; two more where
         another member wrote it since.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            backwards: Whether it replaces one with a higher sequence number. Default: False.
         """
         assert checkpoint.partition_id == lease.partition_id
         operation, partition_id = "reset checkpoint" if backwards else "write checkpoint", lease.partition_id

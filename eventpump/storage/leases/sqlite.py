@@ -219,15 +219,7 @@ class SqliteLeaseStore:
         ]
 
     async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
-        """Acquire a lease that is not held, or with `held` take that of the snapshot's owner, with the next epoch.
-
-        Cancelled, the lease is not held, or held by its former owner.
-
-        Args:
-            snapshot: The lease as `list` returned it.
-            owner: The name of the host that acquires it.
-            held: Whether to take it from the owner that the snapshot names. Default: False.
-        """
+        """See `LeaseStore`. Cancelled, the lease is not held, or held by its former owner."""
         operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
         if held and snapshot.token is None:
             return None
@@ -264,13 +256,7 @@ class SqliteLeaseStore:
         return Checkpoint(partition_id, *rows[0]) if rows and rows[0][0] is not None else None
 
     async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
-        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            backwards: Whether it replaces one with a higher sequence number. Default: False.
-        """
+        """See `LeaseStore`."""
         operation, partition_id = "reset checkpoint" if backwards else "write checkpoint", lease.partition_id
         assert checkpoint.partition_id == partition_id
         statement = f'UPDATE lease SET "offset" = ?, sequence_number = ?{_OF_LEASE} AND token = ?'  # noqa: S608 - constants only

@@ -37,21 +37,13 @@ class RecordPublisherStateStore:
         await self._records.open()
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:
-        """Return a state, or None if there is none.
-
-        Raises:
-            StoreError: The store failed, or has something else.
-        """
+        """See `PublisherStateStore`."""
         return await self._read("read state", name, partition_id)
 
     async def write_state(
         self, name: str, partition_id: str, state: PublisherState, replaces: StoredPublisherState | None
     ) -> StoredPublisherState | None:
-        """Store a state by compare-and-swap. Return None, and store nothing, if another is there.
-
-        Raises:
-            StoreError: The store failed.
-        """
+        """See `PublisherStateStore`."""
         operation = "write state"
         record, body = record_name(name, partition_id), encode_state(check_writable(state))
         former = None if replaces is None else replaces.version
@@ -63,11 +55,7 @@ class RecordPublisherStateStore:
         return found if found is not None and found.state == state else None
 
     async def reset_state(self, name: str, partition_id: str) -> None:
-        """Delete a state. It is not an error if there is none.
-
-        Raises:
-            StoreError: The store failed.
-        """
+        """See `PublisherStateStore`."""
         record = record_name(name, partition_id)
         await self._call("reset state", partition_id, self._records.delete(record))
 
