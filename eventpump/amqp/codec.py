@@ -696,8 +696,7 @@ def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
 
 
 def _count_value(data: bytes, pos: int, end: int, left: int, depth: int) -> tuple[int, int]:
-    """Count what the value at `pos`, which counts itself, holds; return the position after it, and how many are left
-    then."""
+    """Count what the value at `pos` holds, itself too; return the position after it, and how many are left."""
     if left < 0:
         raise _too_many()
     if depth <= 0:

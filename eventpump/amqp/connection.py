@@ -384,8 +384,8 @@ class Connection:
                 self._frames.trace.frame(0, None, is_sent=True)
 
     def time_out(self) -> list[Event]:
-        """Close, as the peer was silent for too long; return events, as `receive`. A shell with more to say closes
-        before."""
+        """Close, as the peer was silent for too long; return events, as `receive`.
+        A shell with more to say closes first."""
         if self.state is ConnectionState.CLOSED:
             return []
         return self._fail(
@@ -413,8 +413,7 @@ class Connection:
             self._events.append(Closed(error, is_local=True))
 
     def begin(self) -> Session:
-        """Begin a session; `SessionBegun` reports that it is mapped. Raises `ClosedError` if the connection is not
-        open."""
+        """Begin a session; `SessionBegun` reports that it is mapped. Raises `ClosedError` if the connection is not."""
         if self.state is not ConnectionState.OPENED:
             raise ClosedError("connection")
         session = self._new_session(is_remote_initiated=False)
@@ -426,8 +425,7 @@ class Connection:
         self._step(ConnectionInput.CLOSE, error)
 
     def _step(self, happened: ConnectionInput, error: AmqpError | None = None) -> ConnectionAction | None:
-        """Go to the next state, and send what is due; return what was done, None where nothing happens in this
-        state."""
+        """Go to the next state, and send what is due; return what was done, None where nothing happens here."""
         action, state = CONNECTION_STEPS[self.role].get((self.state, happened), (None, self.state))
         match action:
             case ConnectionAction.SEND_SASL_HEADER:

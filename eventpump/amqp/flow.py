@@ -120,8 +120,7 @@ class SessionFlow(ABC):
         )
 
     def next_delivery_id(self, unsettled_on: int | None) -> int:
-        """Return the next delivery id (2.6.12); `unsettled_on` is the handle of the link on which the peer settles
-        it."""
+        """Return the next delivery id (2.6.12); `unsettled_on` is the handle of the link on which it is settled."""
         delivery_id = self.outgoing_delivery_id
         self.outgoing_delivery_id = (delivery_id + 1) & UINT
         if unsettled_on is not None:

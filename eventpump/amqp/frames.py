@@ -47,8 +47,8 @@ class FrameWriter:
         return True
 
     def send_sasl(self, performative: Composite) -> None:
-        """Queue one performative as a SASL frame. Raises `ProtocolError` if it has more than the 512 bytes every peer
-        takes."""
+        """Queue one performative as a SASL frame.
+        Raises `ProtocolError` if it exceeds 512 bytes, which every peer takes."""
         body = performative.encode()
         if len(body) + 8 > MIN_MAX_FRAME_SIZE:  # 5.3.1
             raise ProtocolError(FRAME_SIZE_TOO_SMALL, "a SASL frame larger than any peer must take")

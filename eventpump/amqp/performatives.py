@@ -187,8 +187,8 @@ MAX_ITEMS = 8192
 
 
 def decode_performative(data: bytes, offset: int, end: int) -> tuple[Any, int]:
-    """Decode the performative that opens a frame's body; return the position after it, too. Raises
-    `AmqpDecodeError`."""
+    """Decode the performative that opens a frame's body;
+    return the position after it, too, or raise `AmqpDecodeError`."""
     head = data[offset : offset + 5]
     if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0":
         own_end = min(offset + 5 + head[-1], end)

@@ -181,8 +181,7 @@ if core is not None:
 
 
 def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> Form | None:
-    """Return how a transfer is written, whose frame begins at `pos`; None where it is not plain or written
-    unusually."""
+    """Return how a transfer is written, whose frame begins at `pos`; None where it is not plain, or unusual."""
     if not transfer.settled or transfer.message_format or transfer.more or transfer.aborted:
         return None
     if data[pos + 4] != 2 or data[pos + 8 : pos + 12] != _TRANSFER_MARK:

@@ -140,8 +140,7 @@ def section_at(raw: bytes, pos: int, end: int) -> tuple[int, int, int]:
 
 
 def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
-    """Find the sections of a message: code, where the descriptor starts, and where it ends. Raises
-    `AmqpDecodeError`."""
+    """Find the sections of a message: code, where the descriptor starts, where it ends. Raises `AmqpDecodeError`."""
     spans: list[tuple[int, int, int]] = []
     pos, end = 0, len(raw)
     while pos < end:
@@ -179,8 +178,7 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def values_at(raw: bytes, first: int, last: int) -> list[tuple[int, int, int]]:
-    """Find the sections with codes from `first` to `last`, as `check_sections` does: code, where the value begins and
-    ends."""
+    """Find sections by their codes, as `check_sections` does: code, where the value begins and ends."""
     found: list[tuple[int, int, int]] = []
     pos, rank, size = 0, 0, len(raw)
     while pos + 4 < size:
@@ -198,8 +196,7 @@ def values_at(raw: bytes, first: int, last: int) -> list[tuple[int, int, int]]:
 
 
 def section_value(raw: bytes, code: int) -> Any:
-    """Decode one section of a message, and no other (None if there is none): header, properties, footer or
-    annotations."""
+    """Decode one section of a message, None if it has none: header, properties, footer or annotations."""
     for _, start, end in values_at(raw, code, code):
         return decode_described(raw, start, end)
     return None

@@ -207,8 +207,8 @@ class Session(SessionFlow):
     def on_transfer(
         self, transfer: Transfer, payload: bytes, unfinished_limit: int | None
     ) -> tuple[Link, Delivery | Violation | None]:
-        """Handle a transfer (`Link.on_transfer`), unless the session is ending; return its link, and what it means for
-        it."""
+        """Handle a transfer (`Link.on_transfer`), unless the session is ending;
+        return its link, and what follows for it."""
         self.used_window(1)
         link = self._link_of(transfer.handle)
         return link, link.on_transfer(transfer, payload, unfinished_limit)

@@ -445,8 +445,8 @@ class EventHubsApp:
     async def _until_ended(
         hosts: Sequence[EventProcessorHost], stopping: asyncio.Event, ended: asyncio.Future[None]
     ) -> None:
-        """Run the hosts until they are stopped, or one of them fails; or `ended` does: then nothing is published any
-        more."""
+        """Run the hosts until they are stopped, one of them fails, or `ended` does: nothing is published any more
+        then."""
         left = len(hosts)
 
         async def run(host: EventProcessorHost) -> None:
@@ -645,8 +645,7 @@ class EventHubsApp:
 
 
 class _Patience:
-    """How long an application tries to reach the service and its stores at the start: until `stopping` ends it
-    early."""
+    """How long an application tries to reach the service and its stores at the start, unless `stopping` ends it."""
 
     def __init__(self, seconds: float, stopping: asyncio.Event) -> None:
         self._seconds = seconds
@@ -655,8 +654,8 @@ class _Patience:
         self._rng = random.Random()
 
     async def retry(self, attempt: Callable[[], Awaitable[None]], problem: str) -> None:
-        """Try something until it succeeds, and report each failure as a problem. Raises the error if that cannot help,
-        or in time."""
+        """Try something until it succeeds, and report each failure.
+        Raises an error that is final, or the last one in time."""
 
         def report(error: Exception, delay: float) -> None:
             _log.warning("%s: %s; again in %.1f s", problem, error, delay)

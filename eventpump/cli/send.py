@@ -138,8 +138,7 @@ def _head(key: str) -> bytes:
 
 
 def key_of(line: bytes, field: str) -> str:
-    """Find the partition key in a line: text as it is, a number as it is written. Raises `EventError` if there is
-    none."""
+    """Find the partition key in a line: text as it is, a number as it is written. Raises `EventError` for none."""
     try:
         decoded = _as_written.decode(line.decode())
     except (ValueError, RecursionError):
@@ -220,8 +219,7 @@ class _Send:
                 await self._producer.aclose(deadline=1.0)
 
     async def _begin(self) -> Outbox[int] | None:
-        """Connect before any line is read. None if that failed, and an `EventPumpError` if sending can never
-        succeed."""
+        """Connect before any line is read. None if that failed; an `EventPumpError` if sending can never succeed."""
         try:
             lanes: Sequence[str | None] = [self._partition]
             if self._key_field is not None or self._router is not None:

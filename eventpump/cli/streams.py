@@ -281,7 +281,7 @@ class Output:
 
 
 class Interrupts:
-    """Handle SIGINT and SIGTERM: the first requests to finish within `grace` seconds, the second to give up, the third
+    """Handle SIGINT and SIGTERM: the first asks to finish within `grace` seconds, the second gives up, the third
     kills."""
 
     def __init__(self, grace: float) -> None:

@@ -43,8 +43,8 @@ def _of_source(
     *,
     keeps_ended: bool,
 ) -> HubConnection:
-    """Return how a client reaches an event source. Raises `ConfigurationError` if it is none, or has options of a
-    connection."""
+    """Return how a client reaches an event source.
+    Raises `ConfigurationError` for another, or options of a connection."""
     if not is_source(source):
         raise ConfigurationError("source", "must be an event source, such as a GeneratorSource" + not_the_class(source))
     for name in options:

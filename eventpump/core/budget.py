@@ -205,8 +205,7 @@ class Account:
         return self.is_idle or self._budget.is_braked
 
     def fitting(self, sizes: Sequence[int]) -> int:
-        """Return how many messages of a batch are to be added to the cache, from the first on, as they do not fit
-        together."""
+        """Return how many messages of a batch that does not fit are to be added to the cache, from the first on."""
         budget = self._budget
         room = budget.max_bytes - (budget.held - budget.beyond)
         if sizes[0] > room and not self.held:

@@ -234,8 +234,7 @@ class EventCache(Generic[_T]):
         return size, shared
 
     def processed(self, size: int, pieces: Iterable[Piece]) -> None:
-        """Record that a cursor has something in hand no more: bytes that only it had, and pieces that others may have,
-        too."""
+        """Record that a cursor has something in hand no more: bytes only it had, and pieces that others may have."""
         self.in_hand -= size
         start = self._start
         for piece in pieces:

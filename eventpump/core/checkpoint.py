@@ -127,8 +127,7 @@ class CheckpointTracker:
         self._running = None
 
     def events_handled(self, last: Positioned, count: int, now: float) -> bool:
-        """Record a processed batch, and request its checkpoint if the policy requires it; return whether there is one
-        to write."""
+        """Record a processed batch, and request its checkpoint if that is due; return whether there is one to write."""
         self._handled, self._running = last, None
         delivered = self._delivered
         if delivered is not last and (delivered is None or delivered.sequence_number < last.sequence_number):

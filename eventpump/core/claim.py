@@ -157,8 +157,7 @@ def published_since(state: PublisherState, number: int) -> int | None:
 
 
 def is_below(number: int, known: int, *, has_published: bool) -> bool:
-    """Return whether a number that the service answers is below one that is known to be published under this id and
-    level."""
+    """Return whether a number that the service answers is below one known to be published under this id and level."""
     return published_since(PublisherState(0, 0, known, has_published=has_published), number) is None
 
 
@@ -193,8 +192,7 @@ class AttachProducer:
 
 @dataclass(frozen=True, slots=True)
 class ReadStamps:
-    """Read the stamps of an id and level after one sequence number up to another; None if some of the events are
-    gone."""
+    """Read the stamps of an id and level after one number up to another; None if some of the events are gone."""
 
     after: int
     through: int

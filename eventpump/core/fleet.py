@@ -128,8 +128,7 @@ class FleetMemory:
 
 
 def checked_plan(plan: object, view: FleetView) -> tuple[LeasePlan, list[str]]:
-    """Return the part of a balancer's plan that can be carried out, and a sentence for each thing that is wrong with
-    it."""
+    """Return the part of a balancer's plan that can be carried out, and a sentence for each thing wrong with it."""
     if not isinstance(plan, LeasePlan):
         return LeasePlan(), [f"it returned {type(plan).__name__}, and not a LeasePlan"]
     check = _Check(view)

@@ -125,8 +125,7 @@ class LinkFailures:
         return error.recovery is Recovery.GIVE_UP and not (was_deleted and is_located)
 
     def delay_after(self, error: ServiceError, *, is_own: bool) -> float:
-        """Count a failure, and return the seconds until the link is opened again; after its own close it has not
-        failed."""
+        """Count a failure, and return the seconds until the link is opened again; closed here, it has not failed."""
         if error.recovery is Recovery.RECONNECT or is_own:
             return self._rng.uniform(0, self._policy.base_delay)
         return self._backoff.next(self._rng, at_least=least_delay(error))

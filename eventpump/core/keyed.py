@@ -148,8 +148,7 @@ class KeyedQueue(Generic[_E]):
         return self.unkeyed is None and self.done < len(self.fresh) and not self._is_sorting
 
     def fitting(self, sizes: list[int]) -> list[int]:
-        """Return the sizes of the first events that there is room for: of one, whatever it is, if nothing is in
-        hand."""
+        """Return the sizes of the first events that there is room for: of any one, if nothing is in hand."""
         left = self._bounds.size - self.size
         if sum(sizes) <= left:
             return sizes
@@ -187,8 +186,7 @@ class KeyedQueue(Generic[_E]):
         return entry
 
     def enter_unkeyed(self, error: BaseException) -> None:
-        """Make `unkeyed` of the first fresh event, for this reason: it is ready, and those after it are not sorted any
-        more."""
+        """Make `unkeyed` of the first fresh event, for this reason: it is ready, and those after it are not sorted."""
         self.key_error = error
         self.doubtful.discard(self.fresh[self.done])
         self.unkeyed = entry = self._enter(None)

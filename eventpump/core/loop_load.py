@@ -40,8 +40,7 @@ class LoopLoad:
         """Whether `is_closed` may be true; False for a host without CPU-bound handlers."""
 
     def stepped(self, began: float) -> bool:
-        """Record a step that took more than `NOTED_STEP`; True for the turn's first: `turned` must be called in the
-        next turn."""
+        """Record a step longer than `NOTED_STEP`; True for the turn's first: call `turned` in the next turn."""
         if self._began is not None:
             return False
         self._began = began

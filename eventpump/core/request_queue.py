@@ -36,8 +36,8 @@ class RequestQueue:
         return len(self._priorities)
 
     def ask(self, priority: int, order: float = 0.0) -> int:
-        """Add a request of a priority, 0 the most urgent; of two with the same one, the lower `order` or the earlier is
-        first."""
+        """Add a request of a priority, 0 the most urgent;
+        of equal ones the lower `order`, then the earlier, is first."""
         self._last += 1
         self._priorities[self._last] = priority
         heapq.heappush(self._waiting[priority], (order, self._last))

@@ -13,8 +13,8 @@ MAX_VIRTUAL_NODES = 10_000
 
 
 def check_virtual_nodes(value: object) -> int:
-    """Return a number of virtual nodes. Raises `ConfigurationError` if it is not a whole one from 1 to
-    `MAX_VIRTUAL_NODES`."""
+    """Return a number of virtual nodes.
+    Raises `ConfigurationError` unless it is whole, from 1 to `MAX_VIRTUAL_NODES`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_VIRTUAL_NODES:
         problem = f"must be a whole number from 1 to {MAX_VIRTUAL_NODES}, and is {value!r:.40}"
         raise ConfigurationError("virtual_nodes", problem)

@@ -213,8 +213,7 @@ class StreamIndex(Generic[_T]):
     def route(
         self, items: Sequence[_T], raw: Sequence[bytes], position: int
     ) -> tuple[list[Match[_T]], Iterable[StreamCursor[_T]]]:
-        """Give items to the cursors that they are for; return the items that are for any, in order, and the cursors to
-        wake."""
+        """Give items to the cursors they are for; return those that are for any, in order, and the cursors to wake."""
         # First all calls of the user's functions, which may close cursors: what is below is in one piece.
         hits: list[tuple[int, list[StreamCursor[_T]], BaseException | None]] = []
         groups = list(self._groups.values())

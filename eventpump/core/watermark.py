@@ -64,8 +64,7 @@ class Watermark(Generic[_E]):
         """The position of the last of them whose position can be read."""
 
     def passed(self, events: Sequence[_E]) -> None:
-        """Pass events that follow the last one passed, and were finished in order, without an entry. There must be no
-        entries."""
+        """Pass events that follow the last one passed, and were finished in order. There must be no entries."""
         assert not self.entries
         self.count += len(events)
         self._reached(events)

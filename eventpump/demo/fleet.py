@@ -59,8 +59,8 @@ class LocalService:
         """The connection string for clients."""
 
     async def start(self, hubs: Mapping[str, int], tls: Sequence[str] = (), *, is_websocket: bool = False) -> None:
-        """Start it with the partition counts of hubs, and wait until it accepts connections. Raises `DemoError` if it
-        does not."""
+        """Start it, with the hubs and their partition counts, and wait until it accepts connections: else a
+        `DemoError`."""
         ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
         arguments = [argument for hub, count in hubs.items() for argument in ("--hub", f"{hub}:{count}")]
         process = self._process = await asyncio.create_subprocess_exec(
@@ -94,8 +94,7 @@ class LocalService:
 
 @dataclass(slots=True)
 class HostProcess:
-    """One processor host and its last status; `killed_at` is in seconds since the Unix epoch, None if it was not
-    killed."""
+    """One processor host and its last status; `killed_at` is in seconds since the Unix epoch, None if it runs."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -170,8 +169,7 @@ class Fleet:
         await self._service.start({self.hub: self.partitions}, tls, is_websocket=is_websocket)
 
     def _certify(self) -> list[str]:
-        """Create a certificate for the service, which the hosts trust: uamqp supports only TLS. Return the service's
-        arguments."""
+        """Create a certificate that the hosts trust, as uamqp supports only TLS. Return the service's arguments."""
         import trustme  # only this needs it
 
         authority, files = trustme.CA(), {name: self.folder / f"{name}.pem" for name in ("ca", "cert", "key")}

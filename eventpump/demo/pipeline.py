@@ -79,8 +79,8 @@ class SparkJob:
         return "running" if self.is_started else "starting"
 
     async def read(self, said: Callable[[dict[str, Any]], None]) -> None:
-        """Read its lines until all its processes have ended (the JVM holds the same pipe), and pass on each; at the end
-        nothing."""
+        """Read its lines, and pass on each, until its processes have ended (the JVM holds the same pipe);
+        then nothing."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             if not line.startswith(b"{"):  # the JVM has something to say

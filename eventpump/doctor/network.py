@@ -125,8 +125,7 @@ async def open_tunnel(route: Route, timeout: float) -> str:
 
 
 async def secure(route: Route, timeout: float) -> str:
-    """Establish TLS. Raises `ProblemFoundError` if that fails, or the certificate is not for this service, or ends
-    soon."""
+    """Establish TLS. Raises `ProblemFoundError` if that fails, or the certificate is of another name, or ends soon."""
     try:
         async with asyncio.timeout(timeout):
             stream = await open_stream(_Silent, route)

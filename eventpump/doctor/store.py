@@ -150,8 +150,7 @@ def leases_found(leases: Sequence[LeaseSnapshot]) -> tuple[str, dict[str, str]]:
 
 
 def check_file(path: str) -> str | None:
-    """Check that a file of leases can be used; return what was found if there is none. Raises `ProblemFoundError` if
-    not."""
+    """Check that a file of leases can be used: else a `ProblemFoundError`. Return what was found if there is none."""
     if os.path.exists(path):
         if not os.access(path, os.R_OK | os.W_OK):
             raise ProblemFoundError(f"{path} cannot be written by this user", "give this user the right to the file")

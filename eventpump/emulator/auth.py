@@ -103,8 +103,8 @@ class KeyRing:
         self._hosts = None if hosts is None else frozenset(hosts)
 
     def replace_key(self, name: str, key: str) -> None:
-        """Replace the key of a rule: tokens signed with the old one are refused from now on. Raises `KeyError` if there
-        is none."""
+        """Replace the key of a rule: tokens signed with the old one are refused from now on.
+        Raises `KeyError` for no rule."""
         self._rules[name] = AccessRule(name, key, self._rules[name].rights)
 
     def check_token(self, token: object, token_type: str, audience_text: str, now: float) -> Grant | Denial:

@@ -357,8 +357,7 @@ class ServiceConnection:
         return bounds.ANSWERS if self._had_token else bounds.ANSWERS_WITHOUT_TOKEN
 
     def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
-        """Return the link for a node's answer; if none is named, that of the same node in the same session (protocol.md
-        13)."""
+        """Return the link for a node's answer; if none is named, that of this node in this session (protocol.md 13)."""
         answers = [
             end
             for end in self._ends.values()

@@ -231,8 +231,8 @@ class PublishingLedger:
         self._states = dict(self._committed)
 
     def forget(self, *, accept_unknown_producers: bool) -> None:
-        """Forget every producer; an unknown one is from now on refused, or accepted as new with its own id and
-        epoch."""
+        """Forget every producer;
+        an unknown one is refused from now on, or accepted as new with its own id and epoch."""
         self._states.clear()
         self._committed.clear()
         self._used.clear()

@@ -234,8 +234,7 @@ class MessageTicket:
 
 
 class ProducerEnd(ReceivingEnd):
-    """A link that a producer sends on: to one partition, or (None) to the gateway. An idempotent one's events are
-    numbered."""
+    """A link that a producer sends on: to one partition, or (None) to the gateway. If idempotent, it is numbered."""
 
     def __init__(
         self,

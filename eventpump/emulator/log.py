@@ -300,8 +300,7 @@ DURABLE_RETENTION = Retention(seconds=7 * 86_400.0)
 
 
 def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, now_ms: int) -> list[PartitionLog]:
-    """Drop events that are too old, then the oldest of the largest partitions; return the partitions that dropped
-    any."""
+    """Drop events that are too old, then the oldest of the largest partitions; return the partitions concerned."""
     dropped: dict[int, PartitionLog] = {}
     horizon = now_ms - int(retention.seconds * 1000)
     for partition in partitions:

@@ -504,8 +504,7 @@ def _check_key(name: str, key: str) -> None:
 
 
 class _ServedProtocol(ConnectionProtocol):
-    """A shell that notifies its connection once it is established (with TLS later than accepted, or never), and guards
-    it."""
+    """A shell that notifies its connection once it is established (with TLS later, or never), and guards it."""
 
     def __init__(self, served: ServiceConnection) -> None:
         super().__init__(served.engine, served)

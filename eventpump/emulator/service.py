@@ -225,8 +225,7 @@ class Service:
         return Tracking(self.authority, self.now())
 
     def no_such_hub(self, entity: str) -> str:
-        """Return the text for an `entity` that does not exist: the service's words, then the names of the hubs that
-        do."""
+        """Return the text for an `entity` that does not exist: the service's words, then the names of the hubs."""
         visit = f"To know more visit {_VISIT}. {self.tracking().of_entity(excerpt(entity))}."
         names = [hub.name for hub in self._hubs.values()]
         more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""

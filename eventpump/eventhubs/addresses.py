@@ -69,8 +69,8 @@ def producer_address(hub: str, partition_id: str | None = None) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """Parse an address: `amqps://host/hub/...`, `/hub/...` or `hub/...`, its fixed words in any case. Raises
-    `ValueError`."""
+    """Parse an address: `amqps://host/hub/...`, `/hub/...` or `hub/...`, fixed words in any case.
+    Raises `ValueError`."""
     _scheme, separator, rest = text.partition("://")
     path = rest.partition("/")[2] if separator else text
     segments = path.strip("/").split("/")
@@ -154,8 +154,7 @@ def audience(
     consumer_group: str | None = None,
     partition_id: str | None = None,
 ) -> str:
-    """Return the audience of a token, narrowed to what a consumer group reads, or to one partition of the hub or
-    group."""
+    """Return the audience of a token: for the hub, for what a consumer group reads, or for one partition."""
     host = f"[{fully_qualified_namespace}]" if ":" in fully_qualified_namespace else fully_qualified_namespace
     parts = [f"sb://{host}", hub]
     if consumer_group is not None:

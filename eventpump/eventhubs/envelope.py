@@ -58,8 +58,7 @@ DATA_HEADS: Final = _DataHeads()
 
 @lru_cache(maxsize=1024)
 def envelope_head(partition_key: str | None) -> bytes:
-    """Encode the sections before the events. With a key the header says durable: beside an empty one the key is
-    ignored."""
+    """Encode the sections before the events; with a key a durable header: beside an empty one the key is ignored."""
     if partition_key is None:
         return b""
     return Message(header=Header(durable=True), message_annotations={PARTITION_KEY: partition_key}).encode()

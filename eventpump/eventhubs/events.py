@@ -533,8 +533,7 @@ def number_of(event: ReceivedEvent) -> int | None:
 
 
 def copy_of(event: ReceivedEvent) -> EventData:
-    """Return an event to send with the body, the application properties and the standard properties of a received
-    one."""
+    """Return an event to send with body, application properties and standard properties of a received one."""
     return event._copied()  # noqa: SLF001 - it is of this module
 
 

@@ -28,8 +28,7 @@ def check_key_length(key: str | None) -> None:
 
 
 def hash_key(key: str | None) -> int:
-    """Hash a partition key as the service does: a signed 16-bit number. It takes some 2 ms for each 10 KiB: see
-    `KeyHash`."""
+    """Hash a partition key as the service does: signed, 16 bits. It takes some 2 ms for each 10 KiB: see `KeyHash`."""
     if key is None or len(key) <= MAX_KEY_LENGTH:
         return _remembered(key)
     hashing = KeyHash(key)

@@ -8,8 +8,7 @@ from eventpump.net.stream import BufferedReads, ConnectionHandler, ConnectionPro
 
 
 async def dial(connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
-    """Connect a client; what the engine has queued is sent at once. Cancelled, no stream is left. Raises
-    `ServiceError`."""
+    """Connect a client; what is queued is sent at once. Cancelled, no stream is left. Raises `ServiceError`."""
     if route.is_websocket:
         # Only this needs aiohttp, which takes long to import.
         from eventpump.net import websocket

@@ -48,8 +48,7 @@ class Route:
 
 
 def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
-    """Make TLS settings of a client: TLS 1.2 at least, certificate and host name verified by the system's CAs or those
-    given."""
+    """Make TLS settings: TLS 1.2 at least, certificate and host name verified, by the system's CAs or those given."""
     context = ssl.create_default_context(cafile=ca_file)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

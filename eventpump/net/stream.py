@@ -176,8 +176,7 @@ class ConnectionProtocol(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def reads_from(self, source: asyncio.ReadTransport) -> None:
-        """Set what the stream reads from, its transport or the one under its TLS, so that it can be paused
-        (`hold_for`)."""
+        """Set what the stream reads from, its transport or the one under its TLS, to be paused (`hold_for`)."""
         self._source = source
 
     def _hold(self, hold_for: Callable[[], float]) -> None:

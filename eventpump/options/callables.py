@@ -30,8 +30,7 @@ def call_by_import_name(field: str, name: str) -> Any:
 
 
 def check_codecs(field: str, given: object) -> object:
-    """Return codecs, or the import name of a codec or of a list of them. Nothing is imported. Raises
-    `ConfigurationError`."""
+    """Return codecs, or the import name of a codec or a list of them, not imported. Raises `ConfigurationError`."""
     if not isinstance(given, str):
         return codecs_of(field, given)
     try:
@@ -42,8 +41,7 @@ def check_codecs(field: str, given: object) -> object:
 
 
 def loaded_codecs(field: str, given: object) -> tuple[PayloadCodec, ...]:
-    """Return the codecs that `check_codecs` has accepted, imported where they are named. Raises
-    `ConfigurationError`."""
+    """Return what `check_codecs` has accepted, imported where it is named. Raises `ConfigurationError`."""
     return codecs_of(field, _imported(field, given) if isinstance(given, str) else given)
 
 

@@ -89,8 +89,7 @@ def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def with_options(made: Callable[..., Any], known: type, names: Iterable[str], defaults: Mapping[str, Any]) -> None:
-    """Show options, with type and default, in this order, in the signature of a function that takes them as
-    `**options`."""
+    """Show options, with type and default, in this order, in the signature of a function with `**options`."""
     given, kinds = inspect.signature(made, eval_str=True), get_type_hints(known)
     named = [each for each in given.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     keywords = [

@@ -100,8 +100,7 @@ class Environment:
 
     @contextmanager
     def naming(self, found: Mapping[str, object], given: Mapping[str, object]) -> Iterator[None]:
-        """Have errors about values of the environment, and not about those given in the program, name their
-        variables."""
+        """Have errors about values of the environment, not about those given, name their variables."""
         try:
             yield
         except ConfigurationError as error:

@@ -123,8 +123,7 @@ class Bench:
 
     @asynccontextmanager
     async def sending(self, properties: Mapping[str, object] | None = None) -> AsyncIterator[SendLink]:
-        """Attach a send link for as long as the block runs, with the properties of an idempotent producer, or without
-        any."""
+        """Attach a send link during the block, with the properties of an idempotent producer, or without any."""
         spec = SendLinkSpec(self.hub, self.partition_id)
         if properties is not None:
             spec = SendLinkSpec(self.hub, self.partition_id, properties, [IDEMPOTENT_PRODUCER])

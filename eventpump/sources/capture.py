@@ -606,8 +606,8 @@ class _CaptureLink:
         return False
 
     async def _missing(self, first: int, last: int) -> bool:
-        """Return whether the live hub has what the files lack. Raises `CaptureGapError` if not, and `on_gap` is
-        "fail"."""
+        """Return whether the live hub has what the files lack.
+        Raises `CaptureGapError` if not, unless the gap may be."""
         source = self._source
         if source.live is not None:
             facts = await source.live_facts(self._partition_id)

@@ -356,8 +356,8 @@ class BlobContainer:
         return str((await self.call(operation, partition_id, request))["etag"])
 
     async def properties(self, operation: str, partition_id: str | None, blob: Blob) -> BlobProperties | None:
-        """Read the properties of a blob, its metadata among them; None where there is none. One request. Raises
-        `StoreError`."""
+        """Read the properties of a blob, metadata among them; None where there is none. One request.
+        Raises `StoreError`."""
         try:
             return await self.call(operation, partition_id, blob.get_blob_properties(**self.options))
         except RefusedError as refused:

@@ -52,8 +52,8 @@ class CheckpointRecord:
 
     @classmethod
     def decode(cls, raw: bytes, partition_id: str) -> CheckpointRecord:
-        """Decode what `encode` returns, except unknown members. Raises `ValueError` if it holds neither a checkpoint
-        nor a claim."""
+        """Decode what `encode` returns, except unknown members.
+        Raises `ValueError` for neither checkpoint nor claim."""
         try:
             metadata = json.loads(raw)
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):

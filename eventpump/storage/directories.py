@@ -15,8 +15,7 @@ _T = TypeVar("_T")
 
 
 def make_directory(path: Path, kind: str) -> None:
-    """Create a directory, and those above it, where they do not exist, and write their names to the disk. Raises
-    `OSError`."""
+    """Create a directory and those above it where they do not exist, and sync their names. Raises `OSError`."""
     if path.is_dir():
         return
     make_directory(path.parent, kind)

@@ -39,8 +39,7 @@ class ClientPlace:
         return f"{operation.name} {self.hub}"
 
     def of_metric(self, operation: Operation | None, partition_id: str | None) -> Attributes:
-        """Return the attributes of a measurement; None for what is about no operation, or no or an unknown
-        partition."""
+        """Return the attributes of a measurement; None for no operation, and for no or an unknown partition."""
         found = self._of_both(operation, partition_id if self.has_partition else None)
         if self.group is not None and (operation is None or operation.type is not None):
             found[names.GROUP] = self.group

@@ -39,8 +39,7 @@ class EventContext(NamedTuple):
 
 
 class EventLink(NamedTuple):
-    """A context and the event that it came with, in seconds since the epoch; of several events with one context the
-    first."""
+    """A context and when the first event that came with it was enqueued, in seconds since the epoch, if known."""
 
     context: EventContext
     enqueued: float | None

@@ -92,8 +92,7 @@ class ProducerTelemetry(Protocol):
         """Return what awaits a call of `send`, and records it as `record` returned it. It raises what that raises."""
 
     def buffering(self, encode: Encode | None, buffered: Callable[[], int]) -> Writer:
-        """Return what makes the events to send that are given one by one to a buffer, which then holds so many
-        bytes."""
+        """Return what makes the events to send of those given one by one to a buffer, which holds so many bytes."""
 
     def publishing(
         self, work: Awaitable[_T], events: Sequence[object], count: int, partition_id: str | None

@@ -326,8 +326,7 @@ class _Call:
 
 
 class BoundedRecordStore:
-    """The `RecordStore` of a `BoundedLeaseStore`: checkpoints of subscriptions wait as checkpoints, others as
-    listings."""
+    """The `RecordStore` of a `BoundedLeaseStore`: checkpoints of subscriptions wait as such, others as listings."""
 
     def __init__(
         self, records: RecordStore, call: Callable[[int, Callable[[], Awaitable[Any]], str], Awaitable[Any]]

@@ -220,8 +220,7 @@ class HandlerRunner:
         self._is_abandoned = True
 
     def set_deadlines(self, handler_in: float, close_in: float) -> None:
-        """Set the seconds after which calls are cancelled, those but of `close` and then any, in place of those set
-        before."""
+        """Set the seconds after which calls are cancelled, those but of `close` and then any, in place of others."""
         self._clear_deadlines()
         later = self._loop.call_later
         self._deadlines = [later(handler_in, self._cancel_handlers), later(close_in, self._cancel_all)]
@@ -350,8 +349,8 @@ class HandlerRunner:
         self._calls.pop(call, None)
 
     def watched(self, work: Awaitable[_T], waits: Callable[[], None] | None = None) -> Watched[_T]:
-        """Return something to await that does some work, and measures its steps. `waits` is called when the work begins
-        to wait."""
+        """Return something to await that does the work, and measures its steps;
+        `waits` is called when it begins to wait."""
         return Watched(work, self._now, self._blocked_after, self._blocked, self.stepped, waits)
 
     async def take_cancellation_back(self) -> None:

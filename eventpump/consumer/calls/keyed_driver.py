@@ -185,8 +185,8 @@ class KeyedDriver(ABC):
         return None
 
     async def _may_go_on(self, dropped: asyncio.Event, delay: float) -> bool:
-        """Wait so long at least before something is done with events in hand; return False if the end begins, or they
-        are dropped."""
+        """Wait so long at least before going on with events in hand;
+        return False if the end begins, or they are dropped."""
         if delay:
             await self._workers.rest(self._queue, wait_for_event(dropped, delay))
         while not dropped.is_set() and not self._may_start():

@@ -147,8 +147,7 @@ class OwnedPartition:
         )
 
     def describe(self, renewal_in: float | None) -> list[PartitionDescription]:
-        """Return what each subscription does on the partition; the renewal is None if it is not planned, or under
-        way."""
+        """Return what each subscription does on the partition; None for a renewal not planned, or under way."""
         found = []
         for status in self.statuses:
             pump = self.pumps.get(status.subscription)
@@ -262,8 +261,7 @@ class OwnedPartition:
         task.add_done_callback(lambda _: self._pump_ended(pump))
 
     def stop_unwanted(self, wanted: dict[str, Subscription]) -> None:
-        """Stop the pumps whose subscription was ended or recreated: it is not among those that have a processor
-        here."""
+        """Stop the pumps whose subscription was ended or recreated: it is not among those wanted here."""
         # A subscription that is ended and recreated is neither paused nor suspended.
         self._paused &= wanted.keys()
         for name in self._suspended.keys() - wanted.keys():
@@ -279,8 +277,8 @@ class OwnedPartition:
         return self.pumps.get(pump.subscription) is pump
 
     def avoid(self, pump: PartitionPump) -> float:
-        """Leave a subscription's partition alone for a while, and the partition where no other pump is left; return the
-        seconds."""
+        """Leave a subscription's partition alone for a while, all of it if no other pump is left;
+        return the seconds."""
         avoided_for = self._services.store.lease_duration
         until = self._failed_until[pump.subscription] = self._services.clock.monotonic() + avoided_for
         if not self.is_in_use:

@@ -43,8 +43,8 @@ class RangeWatch:
         self._is_known_gone = False
 
     def is_over(self, newest: bytes | None) -> bool:
-        """Return whether no event of the range will follow the newest message received. All received messages have been
-        read."""
+        """Return whether no event of the range follows the newest message received.
+        All received ones have been read."""
         now = asyncio.get_running_loop().time()
         if newest is not self._newest:
             self._newest, self._quiet_since = newest, now

@@ -517,8 +517,7 @@ class HubReader:
         return True
 
     def _rest_lost(self) -> None:
-        """Report that retention has removed the rest of the range. Raises `DataLossError` if `on_data_loss` is
-        "fail"."""
+        """Report that retention has removed the rest of the range. Raises `DataLossError` if the reader is to fail."""
         expected, kept_from, end = self._continuity.numbers.expected, self._retained.first, self._last_number
         if expected is None or expected >= kept_from:
             # Nothing was read yet, or the missing numbers were judged already: it is not known which are gone.
@@ -642,8 +641,8 @@ class HubReader:
         return self._start
 
     async def _judge_gap(self, messages: list[bytes]) -> None:
-        """Find out whether missing numbers are lost. Raises `DataLossError` if `on_data_loss` is "fail", as does every
-        later read."""
+        """Find out whether missing numbers are lost.
+        If the reader is to fail, this and later reads raise `DataLossError`."""
         settings, service = self._settings, self._service
         loss = await self._continuity.find_loss(messages)
         if loss is None:

@@ -21,8 +21,7 @@ _T = TypeVar("_T")
 
 
 def check_hub(found: HubProperties, created_at: datetime | None, partition_id: str) -> None:
-    """Check that a hub is the one read, if a link was open. Raises `HubRecreatedError` if it is another one of the same
-    name."""
+    """Check that the hub is the one read so far, if any. Raises `HubRecreatedError` for another of the same name."""
     if created_at not in (None, found.created_at):
         raise HubRecreatedError(found.name, partition_id, "the hub was deleted and recreated while it was being read")
 
@@ -69,8 +68,8 @@ class ContinuityCheck(Generic[_T]):
         return numbers.passed(first, last, count)
 
     def misses(self, missing: Collection[tuple[int, int]]) -> bool:
-        """Record the first and last numbers missing of a stream in a partition; return whether any are, now or from
-        before."""
+        """Record the numbers missing of a stream, the first and last each;
+        return whether any are, now or from before."""
         for first, last in missing:
             self.numbers.missed(first, last)
         return self.numbers.first_missing is not None
@@ -124,8 +123,8 @@ class PumpContinuity(ContinuityCheck[ReceivedEvent]):
         return await self._starts.until_done(lambda: ownership.unless_ending(self._properties()))
 
     async def report_last_gap(self, timeout: float) -> None:
-        """Report whether missing numbers not judged yet are lost: a later owner cannot see them. Wait so many seconds
-        at most."""
+        """Report whether missing numbers not judged yet are lost: a later owner cannot see them.
+        Waits so long at most."""
         numbers, now = self.numbers, self._time()
         first, last = numbers.first_missing, numbers.last_missing
         if first is None:

@@ -351,8 +351,8 @@ class StartFinder:
         return await self.until_done(self._facts)
 
     async def until_done(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat until it succeeds, and report each failure of the store or the service. Raises `ServiceError` if that
-        is final."""
+        """Repeat until it succeeds, and report each failure of store or service.
+        Raises a `ServiceError` that is final."""
 
         def report(error: Exception, _: float) -> None:
             if isinstance(error, StoreError):

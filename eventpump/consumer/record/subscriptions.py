@@ -106,8 +106,8 @@ class SubscriptionStart:
         return None if stored.record.hub_created_at == hub.created_at else hub
 
     async def anew(self, hub: HubProperties, action: OnDataLoss) -> SubscriptionRecord:
-        """Return a record of the present hub to replace one of an earlier hub with, which begins at its beginning or
-        its end."""
+        """Return a record of the present hub in place of one of an earlier hub, to begin at its beginning or its
+        end."""
         position = EventPosition.latest() if action == "latest" else EventPosition.earliest()
         return self._records.new(self.stored.record.name, hub, await self._records.starts(position, hub))
 

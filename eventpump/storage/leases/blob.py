@@ -461,8 +461,7 @@ class BlobLeaseStore:
     # ---- the hub of the consumer group
 
     async def _check_spelling(self, consumer_group: str) -> None:
-        """Check that the container has no leases of the group in another case. Raises `ConfigurationError` if it
-        has."""
+        """Check that the container has no leases of the group in another case: else a `ConfigurationError`."""
         directory = lease_directory(self._prefix, consumer_group)
 
         async def other_directory() -> str | None:

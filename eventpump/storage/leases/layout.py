@@ -151,7 +151,6 @@ def _text(values: Mapping[str, Any], name: str) -> str | None:
 
 
 def check_owner(owner: str) -> None:
-    """Refuse what cannot be blob metadata, where hosts of all libraries look for the owner. Raises
-    `ConfigurationError`."""
+    """Refuse what cannot be blob metadata, where hosts of all kinds look for the owner: a `ConfigurationError`."""
     if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
         raise ConfigurationError("owner", "with blob leases, must be printable ASCII text without spaces around it")

@@ -86,7 +86,6 @@ class RecordPublisherStateStore:
 
 
 def record_name(name: str, partition_id: str) -> str:
-    """Return the name of a state's record. Raises `ConfigurationError` if the publisher's name or partition is not
-    valid."""
+    """Return the name of a state's record. Raises `ConfigurationError` if publisher or partition is not valid."""
     parts = (_UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", each) for each in check_key(name, partition_id))
     return "/".join(parts) + ".json"

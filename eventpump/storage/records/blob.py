@@ -48,8 +48,7 @@ class BlobRecordStore:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Check that the container is there, or create it with `create`. Raises `ConfigurationError` if there is
-        none."""
+        """Check that the container is there, or create it with `create`: else a `ConfigurationError`."""
         if self._is_closed:
             raise ClosedError(self._kind)
         if not self._is_open:

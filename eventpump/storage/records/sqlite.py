@@ -40,8 +40,7 @@ class SqliteRecordStore:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Open the file and create the table. Raises `ConfigurationError` for a file of another kind or an earlier
-        version."""
+        """Open the file and create the table. Raises `ConfigurationError` for a file of another kind or version."""
         if self._is_closed:
             raise ClosedError(self._kind)
         try:

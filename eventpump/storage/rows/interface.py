@@ -39,8 +39,7 @@ class RowStore(Protocol):
         """
 
     async def check(self, name: str) -> None:
-        """Check that this store sees a run's token, and so what the run's driver sees. Raises `ConfigurationError`
-        otherwise."""
+        """Check that this store sees a run's token, and so what its driver sees: else a `ConfigurationError`."""
 
     async def write(self, stem: str, parts: Sequence[bytes | memoryview]) -> str:
         """Write an object under a name that no object had before. It is durable and whole when the call returns.
@@ -57,15 +56,13 @@ class RowStore(Protocol):
         """
 
     async def read(self, name: str, offset: int, size: int) -> bytes | None:
-        """Return a range of an object; what there is of it, where the object ends before; None if there is no
-        object."""
+        """Return a range of an object, or what there is of it; None if there is no object."""
 
     async def list(self, directory: str) -> dict[str, int]:
         """Return the files of a directory with their sizes. A directory that does not exist has none."""
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects. It is not an error if there are none of these names. What a failed call leaves may be deleted
-        again."""
+        """Delete objects. It is not an error if there are none of these names. A call that failed may be repeated."""
 
     async def aclose(self) -> None:
         """Release the store's resources. Objects stay. Closing twice is fine."""

@@ -25,8 +25,7 @@ class OpenedRows:
         self._is_closed = True
 
     def _find(self, operation: str, name: str) -> tuple[str, str]:
-        """Return the directory and the file of a name. Raises `ValueError` if it is none, or an error if the store is
-        not open."""
+        """Return directory and file of a name. Raises `ValueError` for none, another error if the store is not open."""
         parts = split_name(name)
         if self._is_closed:
             raise ClosedError(KIND)
