@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eventpump.aio.doing import shown
-from eventpump.cli.main import Subparsers
+from eventpump.cli.main import FAILURE, Subparsers
 from eventpump.cli.streams import complain, say, whole_number
 from eventpump.clients.consumers import EventProcessorHost
 from eventpump.consumer.keyed import KeyedProcessor
@@ -26,9 +26,6 @@ from eventpump.options.callables import check_import_name
 from eventpump.reports import HostReport, PartitionFailed
 from eventpump.sources.generator import MAX_EVENTS, MAX_KEYS, MAX_PARTITIONS, MAX_SIZE, GeneratorSource
 from eventpump.storage.leases.memory import MemoryLeaseStore
-
-_FAILED = 1
-"""The exit code if the processor raises."""
 
 
 def add_parser(subparsers: Subparsers, summary: str) -> None:
@@ -111,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         cause = error.__cause__
         what = "" if cause is None else f": {type(cause).__name__}: {cause}"
         complain(f"bench-processor: the processor failed in {error.operation}{what}")
-        return _FAILED
+        return FAILURE
     _print(whole, without, args.size, partitions, batch, is_json=args.json)
     return 0
 

@@ -129,14 +129,6 @@ def _describe(error: Exception) -> str:
     return str(error)
 
 
-def _may_pass(error: Exception) -> bool:
-    """Return whether the same command may succeed later."""
-    from eventpump.cli.outages import OutageError
-    from eventpump.core.backoff import gives_up
-
-    return isinstance(error, OutageError) or not gives_up(error)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -144,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Those of the command line; None for the ones of this process.
 
     Returns:
-        The exit code; 2 with one line on stderr if the input is invalid, or with the usage if there is none.
+        The exit code; with one line on stderr 1 for an error that may pass, and 2 for any other, such as invalid input.
+        Without arguments, 2 with the usage.
     """
     given = sys.argv[1:] if arguments is None else arguments
     with _quitting_on_interrupt():
@@ -163,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except EventPumpError as error:
                 # The text may quote what was given in place of a file or a name, such as a connection string.
                 complain(_describe(error))
-                return FAILURE if _may_pass(error) else FAILED
+                return FAILURE if error.is_retryable else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -31,6 +31,11 @@ class OutageError(ConnectionLostError):
 
     default_recovery = Recovery.GIVE_UP
 
+    @property
+    def is_retryable(self) -> bool:
+        """True: the next run of the command may reach it."""
+        return True
+
 
 class PatientTransport:
     """A transport whose calls wait until the service can be reached. Implements `Transport`.

@@ -15,7 +15,7 @@ from typing import Final
 
 from eventpump.amqp.sections import encode_data
 from eventpump.cli.main import FAILURE, Subparsers
-from eventpump.cli.outages import OutageError, PatientTransport
+from eventpump.cli.outages import PatientTransport
 from eventpump.cli.streams import (
     Interrupts,
     LineSource,
@@ -37,7 +37,6 @@ from eventpump.errors import (
     ConfigurationError,
     EventError,
     PublishOutcomeUnknownError,
-    Recovery,
     ServiceError,
 )
 from eventpump.eventhubs.events import EventData
@@ -230,7 +229,7 @@ class _Send:
                 raise ConfigurationError("--batch-bytes", error.problem) from None
             raise
         except ServiceError as error:
-            if error.recovery is Recovery.GIVE_UP and not isinstance(error, OutageError):
+            if not error.is_retryable:
                 raise
             self._fail(error)
             return None
@@ -306,9 +305,7 @@ class _Send:
             self.sent_bytes += sum(ended.events)
         elif not self._is_over:  # a send cancelled by the end is not a failure
             if isinstance(error, PublishOutcomeUnknownError) or (
-                isinstance(error, ServiceError)
-                and (error.recovery is not Recovery.GIVE_UP or isinstance(error, OutageError))
-                and not self._producer.is_idempotent
+                isinstance(error, ServiceError) and error.is_retryable and not self._producer.is_idempotent
             ):
                 self._doubtful += ended.event_count
             self._fail(error)
