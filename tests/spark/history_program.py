@@ -122,7 +122,8 @@ class OrderedRows(DirectoryRowStore):
             (self._late / f"{stem.rpartition('/')[2]}.{uuid.uuid4().hex}").write_bytes(b"".join(parts))
             raise StoreError("write", "the answer was lost")
         name = await super().write(stem, parts)
-        if self._orders.is_due(f"after {kind}"):
+        task = TaskContext.get()
+        if self._orders.is_due(f"after {kind}") or (task and self._orders.is_due(f"after rows {task.partitionId()}")):
             kill()
         return name
 

@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -99,10 +99,19 @@ class History:
 
     Args:
         shape: How the query's function calls the sink.
+        configuration: More of Spark's.
+        options: The sink's, where they are not random at first.
     """
 
     def __init__(
-        self, cluster: StandaloneCluster, service: SparkService, directory: Path, rng: random.Random, shape: str
+        self,
+        cluster: StandaloneCluster,
+        service: SparkService,
+        directory: Path,
+        rng: random.Random,
+        shape: str,
+        configuration: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> None:
         self.cluster = cluster
         self.service = service
@@ -122,6 +131,13 @@ class History:
         """Why the query has stopped, where it could not go on."""
         self.options: dict[str, Any] = {"max_batch_events": MESSAGE, "operation_timeout": 3600.0}
         self.deploy()
+        self.options |= options
+        self._configuration = {
+            **SPECULATIVE,
+            **TWO_AT_A_TIME,
+            **(CONNECT if shape == "connect" else {}),
+            **(configuration or {}),
+        }
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.settimeout(PATIENCE)
         self.driver = self.start()
@@ -164,8 +180,9 @@ class History:
                 **self.options,
             },
         }
-        configuration = {**SPECULATIVE, **TWO_AT_A_TIME, **(CONNECT if self.shape == "connect" else {})}
-        started = Conversation(self.cluster.submit(settings, configuration=configuration, app=PROGRAM), self._listening)
+        started = Conversation(
+            self.cluster.submit(settings, configuration=self._configuration, app=PROGRAM), self._listening
+        )
         self.tell_start(started)
         return started
 
@@ -535,3 +552,30 @@ def test_query_on_a_cluster_stores_every_row_once_in_random_histories(
     finally:
         history.end()
         wide_service.clear_faults()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_rows_that_differ_between_two_evaluations_within_a_job_stop_the_query(
+    cluster: StandaloneCluster, wide_service: SparkService, tmp_path: Path
+) -> None:
+    """With `order_by`, an executor dies whose rows some tasks have read and others have not, where Spark does not
+    compare what it evaluates again: the query stops before it sends anything, and publishes the batch when it is
+    repeated."""
+    configuration = {"spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false"}
+    options = {"order_by": "n", "small_batches": "never", "max_tasks": 4}
+    history = History(cluster, wide_service, tmp_path, random.Random(0), "plain", configuration, **options)
+    try:
+        history.orders.give("after rows 3")
+        history.feed()
+        while TOO_SLOW in (problem := history.try_to_settle() or "it went on"):
+            history.restart()
+        assert "order_by: rows of batch 0 were others when Spark evaluated them again" in problem, problem
+        assert set(wide_service.ends(history.target).values()) == {0}
+        history.tell_start(history.driver)
+        history.settle()
+        history.feed()
+        history.settle()
+        history.require_exact()
+    finally:
+        history.end()

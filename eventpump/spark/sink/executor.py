@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import tee
@@ -14,7 +16,7 @@ from eventpump.options.callables import loaded_codecs
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.columns import EventColumns
-from eventpump.spark.sink.encode import EventEncoder, OnBadRow, StableRouter, hashed, task_number
+from eventpump.spark.sink.encode import NOWHERE, EventEncoder, OnBadRow, StableRouter, hashed, task_number
 from eventpump.spark.sink.exactly_once import PublishOptions
 from eventpump.spark.sink.kept import Buffer, KeptBatch, RowReader, Segment, encode_segments, segmented
 from eventpump.spark.sink.patience import patiently
@@ -28,6 +30,8 @@ _KEPT_STORES: Final = 8
 """Runs whose store a worker keeps open."""
 _PLACE_BITS: Final = 40
 """Bits of a row's number in its task, below the task's number."""
+_SUMMARY: Final = b"\xff"
+"""What the summary of an encoding task begins with, and no event does."""
 OUTCOME_DDL: Final = "outcome string"
 _OUTCOME: Final = pa.schema([("outcome", pa.string())])
 
@@ -81,9 +85,15 @@ class EncodeTask:
 
 @dataclass(frozen=True, slots=True)
 class OrderTask:
-    """Encodes the rows of one task for Spark to order them: for `mapInArrow`. Pickled for executors."""
+    """Encodes the rows of one task for Spark to order them: for `mapInArrow`. Pickled for executors.
+
+    Args:
+        has_summary: Whether several tasks get the rows. If Spark evaluates them again for some of these, because an
+            executor has died, and they are others, rows are lost or doubled. So all get a summary too.
+    """
 
     encoding: EncodeTask
+    has_summary: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return partition, ordering columns, the place of the row in the frame, and the event.
@@ -94,19 +104,45 @@ class OrderTask:
         columns = len(self.encoding.columns.order_by)
         names = ["partition", *(f"order_{number}" for number in range(columns)), "place", "event"]
         first = task_number() << _PLACE_BITS
+        count = digest = 0
+        ordering: Sequence[pa.Array] = ()
+
+        def ordered(partitions: Sequence[int], places: Iterable[int], events: Sequence[bytes]) -> pa.RecordBatch:
+            arrays = [pa.array(partitions, pa.int32()), *ordering]
+            arrays += [pa.array(places, pa.int64()), pa.array(events, pa.binary())]
+            return pa.RecordBatch.from_arrays(arrays, names)
+
         read, batches = tee(batches)  # each is encoded when it is read
         for batch, (partitions, events) in zip(read, self.encoding.rows(batches), strict=True):
-            routed = pa.array(partitions, pa.int32())
-            places = pa.array(range(first, first + len(events)), pa.int64())
             ordering = batch.columns[len(batch.columns) - columns :]
-            yield pa.RecordBatch.from_arrays([routed, *ordering, places, pa.array(events, pa.binary())], names)
-            first += len(events)
+            yield ordered(partitions, range(first + count, first + count + len(events)), events)
+            count += len(events)
+            if self.has_summary:
+                digest += sum(map(zlib.crc32, events, partitions))  # of rows in any order
+        if self.has_summary and count:
+            summary = _SUMMARY + json.dumps([task_number(), count, digest]).encode()
+            everywhere = range(self.encoding.partition_count)
+            ordering = [pa.nulls(len(everywhere), each.type) for each in ordering]
+            yield ordered(everywhere, [-1] * len(everywhere), [summary] * len(everywhere))
 
 
 def ordered_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Return the rows that Spark has ordered: partition and event."""
+    """Return the rows that Spark has ordered: partition and event. Among them are the summaries of tasks."""
     for batch in batches:
         yield batch.column(0).to_pylist(), batch.column(1).to_pylist()
+
+
+def _take_summaries(partitions: list[int], events: list[bytes]) -> set[str]:
+    """Take the summaries of encoding tasks out of rows.
+
+    Returns:
+        What they say.
+    """
+    rows = [row for row, event in enumerate(events) if event[:1] == _SUMMARY and partitions[row] != NOWHERE]
+    found = {events[row][1:].decode() for row in rows}
+    for row in reversed(rows):
+        del partitions[row], events[row]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +204,8 @@ class _OpenStores:
             return found
 
 
-KEPT_DDL: Final = "segments string, rows binary"
-_KEPT: Final = pa.schema([("segments", pa.string()), ("rows", pa.binary())])
+KEPT_DDL: Final = "segments string, rows binary, summaries string"
+_KEPT: Final = pa.schema([("segments", pa.string()), ("rows", pa.binary()), ("summaries", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +220,7 @@ class KeepTask:
         tasks: How many tasks share them. Further tasks return none.
         is_first: Whether it is the first batch of a run: then each task looks whether it shares the store with the
             driver, also if it writes nothing.
+        has_summaries: Whether there are summaries of `OrderTask` among the rows.
     """
 
     rows_of: Callable[[Iterable[pa.RecordBatch]], Iterator[tuple[list[int], list[bytes]]]]
@@ -192,9 +229,12 @@ class KeepTask:
     most_returned: int
     tasks: int
     is_first: bool = False
+    has_summaries: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the segments of each portion, as JSON, and their bytes if they are not written; none without rows.
+
+        The last one has the summaries that were among the rows, as JSON; null if there can be none.
 
         Raises:
             EventError: A row cannot be an event.
@@ -208,7 +248,10 @@ class KeepTask:
         events: list[bytes] = []
         size = 0
         is_written = False
+        summaries: set[str] | None = set() if self.has_summaries else None
         for routed, encoded in self.rows_of(batches):
+            if summaries is not None:
+                summaries |= _take_summaries(routed, encoded)
             partitions += routed
             events += encoded
             size += sum(map(len, encoded))
@@ -219,19 +262,23 @@ class KeepTask:
             parts, segments = segmented(partitions, events)
             room = self.most_returned // self.tasks if task_number() < self.tasks and not is_written else 0
             if sum(map(len, parts)) <= room:
-                yield _returned(segments, b"".join(parts))
+                yield _returned(segments, b"".join(parts), summaries)
             else:
-                yield self._written(parts, segments)
-        elif not is_written:
-            yield _returned((), None)  # the driver counts the tasks
+                yield self._written(parts, segments, summaries)
+        elif summaries or not is_written:
+            yield _returned((), None, summaries)  # the driver counts the tasks
 
-    def _written(self, parts: Sequence[Buffer], segments: Sequence[Segment]) -> pa.RecordBatch:
+    def _written(
+        self, parts: Sequence[Buffer], segments: Sequence[Segment], summaries: set[str] | None = None
+    ) -> pa.RecordBatch:
         name = worker.run(self.shared.write(self.batch_id, parts))
-        return _returned([Segment(name, s.partition, s.offset, s.size, s.count, s.crc) for s in segments], None)
+        named = [Segment(name, s.partition, s.offset, s.size, s.count, s.crc) for s in segments]
+        return _returned(named, None, summaries)
 
 
-def _returned(segments: Iterable[Segment], rows: bytes | None) -> pa.RecordBatch:
-    values = [pa.array([encode_segments(segments)]), pa.array([rows], pa.binary())]
+def _returned(segments: Iterable[Segment], rows: bytes | None, summaries: set[str] | None) -> pa.RecordBatch:
+    said = None if summaries is None else json.dumps(sorted(summaries))
+    values = [pa.array([encode_segments(segments)]), pa.array([rows], pa.binary()), pa.array([said], pa.string())]
     return pa.RecordBatch.from_arrays(values, schema=_KEPT)
 
 

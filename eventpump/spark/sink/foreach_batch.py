@@ -680,14 +680,39 @@ class _Publication:
             frame = self._ordered(frame, encoding, tasks)
         most = _RETURNED_BYTES if self._settings.small_batches == "auto" else 0
         rows_of = ordered_rows if self._columns.order_by else encoding.rows
-        task = KeepTask(rows_of, self._share(), self._batch.batch_id, most, tasks, is_first=running.tasks is None)
+        task = KeepTask(
+            rows_of,
+            self._share(),
+            self._batch.batch_id,
+            most,
+            tasks,
+            is_first=running.tasks is None,
+            has_summaries=bool(self._columns.order_by) and tasks > 1,
+        )
         try:
-            found = [(row["segments"], row["rows"]) for row in frame.mapInArrow(task, KEPT_DDL).collect()]
+            found = frame.mapInArrow(task, KEPT_DDL).collect()
         except Exception as error:
             self._check_overtaken(error)
             raise
+        self._require_one_evaluation({row["summaries"] for row in found} - {None})
         running.tasks = max(1, len(found))
-        return _Encoded(encoding, KeptBatch.collected(found))
+        return _Encoded(encoding, KeptBatch.collected((row["segments"], row["rows"]) for row in found))
+
+    def _require_one_evaluation(self, summaries: set[str]) -> None:
+        """Check that all tasks have ordered rows of the same evaluation.
+
+        Raises:
+            ConfigurationError: They have not.
+        """
+        if not hasattr(self._frame, "repartitionById"):
+            summaries = summaries - {"[]"}  # before Spark 4.1, a task may have no hub partition
+        if len(summaries) > 1:
+            raise ConfigurationError(
+                "order_by",
+                f"rows of batch {self._batch.batch_id} were others when Spark evaluated them again, after an executor "
+                "had died: some would be lost or published twice. Nothing of the batch is sent. Without order_by, or "
+                "with rows that are the same whenever they are evaluated, a lost executor does no harm",
+            )
 
     def _ordered(self, frame: DataFrame, encoding: EncodeTask, tasks: int) -> DataFrame:
         """Encode the rows, and have all of a hub partition in one of so many tasks, in the order of `order_by`.
@@ -698,7 +723,8 @@ class _Publication:
         orders = [StructField(f"order_{number}", schema[name].dataType) for number, name in enumerate(names)]
         places = [StructField("place", LongType()), StructField("event", BinaryType())]
         encoded = frame.mapInArrow(
-            OrderTask(encoding), StructType([StructField("partition", IntegerType()), *orders, *places])
+            OrderTask(encoding, has_summary=tasks > 1),
+            StructType([StructField("partition", IntegerType()), *orders, *places]),
         )
         if hasattr(encoded, "repartitionById"):
             gathered = encoded.repartitionById(tasks, "partition")

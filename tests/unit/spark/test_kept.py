@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any
 
@@ -18,7 +18,7 @@ from eventpump.spark import worker
 from eventpump.spark.sink import executor, kept
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.columns import EventColumns
-from eventpump.spark.sink.executor import EncodeTask, KeepTask, SharedRows
+from eventpump.spark.sink.executor import EncodeTask, KeepTask, OrderTask, SharedRows, ordered_rows
 from eventpump.spark.sink.kept import KeptBatch, RowReader, encode_segments, rows_of, segmented
 from eventpump.spark.sink.records import KeptRows
 from tests.support.memory_rows import MemoryRowStore
@@ -116,6 +116,26 @@ def store() -> MemoryRowStore:
     worker.run(made.begin("sink/run.1"))
     worker.close()  # a worker's stores end with it
     return made
+
+
+def test_tasks_that_order_rows_of_two_evaluations_return_summaries_that_differ(store: MemoryRowStore) -> None:
+    """By rows that are others, fewer, or of another partition; not by their order. A summary is no row."""
+
+    def kept(bodies: Sequence[bytes], partitions: Sequence[int]) -> tuple[int, str]:
+        columns = EventColumns("body", partition="partition", order_by=("body",))
+        frame = [pa.array(bodies), pa.array(partitions, pa.int32()), pa.array(bodies)]
+        batch = pa.RecordBatch.from_arrays(frame, ["body", "partition", "order"])
+        encoded = OrderTask(EncodeTask(columns, 4, 10**6, 0), has_summary=True)([batch])
+        ordered = (each.select(["partition", "event"]) for each in encoded)
+        task = KeepTask(ordered_rows, SharedRows(copy(store), "sink", "run.1", 0.1), 7, 10**6, 2, has_summaries=True)
+        (found,) = [row for each in task(ordered) for row in each.to_pylist()]
+        return sum(KeptBatch.collected([(found["segments"], found["rows"])]).counts.values()), found["summaries"]
+
+    count, summary = kept([b"a", b"b"], [0, 1])
+    assert count == 2
+    assert kept([b"b", b"a"], [1, 0]) == (2, summary)
+    others = [([b"a", b"c"], [0, 1]), ([b"a"], [0]), ([b"a", b"b"], [1, 1]), ([b"a", b"b"], [1, 0])]
+    assert len({summary, *(kept(*each)[1] for each in others)}) == 5
 
 
 def test_task_with_few_rows_returns_them(store: MemoryRowStore) -> None:
