@@ -7,19 +7,21 @@ rows that were returned to it, and with the index of all segments, in the order 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eventpump.aio.tasks import gather
 from eventpump.errors import StoreError
 from eventpump.spark.sink.encode import NOWHERE
 from eventpump.spark.sink.patience import patiently
@@ -30,10 +32,10 @@ Buffer = bytes | memoryview
 
 _SIZE: Final = struct.Struct(">Q")
 _CODEC: Final = "zstd"
-_LOADED_BYTES: Final = 64 * 1024 * 1024
-"""The most bytes of segments that are read before the first of them is needed."""
-_READS: Final = 4
-"""Objects that are read at a time then."""
+_READ_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of an object that the partitions of a group have together, unless there is one only."""
+_READS: Final = 8
+"""Objects that are read at a time for a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +225,10 @@ class RowReader:
         self._timeout = timeout
         self._payload = batch.payload
         self._segments: dict[int, list[Segment]] = {}
-        for each in batch.segments:
+        self._places: dict[str, int] = {}
+        for place, each in enumerate(batch.segments):
             self._segments.setdefault(each.partition, []).append(each)
-        self._loaded: dict[str, tuple[int, bytes]] = {}
+            self._places.setdefault(each.name, place)
 
     def segments(self, partition: int) -> Sequence[Segment]:
         """Return the segments of a partition, in the order of its rows."""
@@ -236,33 +239,130 @@ class RowReader:
         """The bytes of the largest segment."""
         return max((each.size for segments in self._segments.values() for each in segments), default=0)
 
-    async def load(self, partitions: Collection[int]) -> None:
-        """Read the rows of neighbouring partitions at once, unless they are many: of each object they are one range.
+    def groups(self, partitions: Sequence[int], most: int) -> list[list[int]]:
+        """Divide partitions into groups of neighbours whose rows are read together: of an object by about one request.
+
+        Args:
+            most: Partitions in a group.
+        """
+        groups: list[list[int]] = []
+        sizes: Counter[str] = Counter()
+        for number in partitions:
+            own = Counter({each.name: each.size for each in self.segments(number)})
+            if not groups or len(groups[-1]) == most or max((sizes + own).values(), default=0) > _READ_BYTES:
+                groups.append([])
+                sizes.clear()
+            groups[-1].append(number)
+            sizes += own
+        return groups
+
+    @asynccontextmanager
+    async def ahead(self, partitions: Sequence[int], most: int) -> AsyncIterator[ReadAhead]:
+        """Begin to read the rows of a group.
+
+        Args:
+            most: Bytes that are read and not used yet, unless one object has more.
+        """
+        ranges: dict[str, _Range] = {}
+        for each in chain.from_iterable(map(self.segments, partitions)):
+            if each.name:
+                ranges.setdefault(each.name, _Range(each.name, each.offset)).add(each)
+        reading = ReadAhead(self, sorted(ranges.values(), key=lambda each: self._places[each.name]), most)
+        try:
+            yield reading
+        finally:
+            await reading.aclose()
+
+    async def find(self, name: str, offset: int, size: int) -> bytes | None:
+        """Return a range of an object of the batch, or None.
+
+        Args:
+            name: The object; "" for the one that the plan names.
 
         Raises:
             StoreError: The store failed.
         """
-        segments = [each for number in partitions for each in self.segments(number) if each.name]
-        if sum(each.size for each in segments) > _LOADED_BYTES:
-            return
-        ranges: dict[str, tuple[int, int]] = {}
-        for each in segments:
-            start, end = ranges.get(each.name, (each.offset, 0))
-            ranges[each.name] = min(start, each.offset), max(end, each.offset + each.size)
-
-        async def load(name: str, start: int, end: int) -> None:
-            found = await self._read(name, start, end - start)
-            if found is not None:  # otherwise it is an error only if a row of it is needed
-                self._loaded[name] = start, found
-
-        await gather((load(name, *each) for name, each in ranges.items()), at_once=_READS)
-
-    async def _read(self, name: str, offset: int, size: int) -> bytes | None:
+        if not name:
+            return self._payload[offset : offset + size]
         path = f"{self._directory}/{name}"
         return await patiently(lambda: self._store.read(path, offset, size), self._timeout)
 
-    async def read(self, plan: Plan, segment: Segment, first: int, needed: int = 0) -> list[bytes]:
-        """Return the events of a segment.
+    async def read(self, plan: Plan, segment: Segment, first: int) -> list[bytes]:
+        """Return the events of a segment, which begins with the row `first`.
+
+        Raises:
+            StoreError: The store failed, or does not have what was written.
+        """
+        return _events(plan, segment, first, 0, await self.find(segment.name, segment.offset, segment.size))
+
+
+class _Range:
+    """What is read of an object at once.
+
+    Attributes:
+        users: How many segments of it are neither read nor skipped.
+        found: Its bytes, when they are there; None until the read begins.
+    """
+
+    __slots__ = ("end", "found", "name", "start", "users")
+
+    def __init__(self, name: str, start: int) -> None:
+        self.name = name
+        self.start = self.end = start
+        self.users = 0
+        self.found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+    def add(self, segment: Segment) -> None:
+        self.start, self.end = min(self.start, segment.offset), max(self.end, segment.offset + segment.size)
+        self.users += 1
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class ReadAhead:
+    """The rows of a group of partitions, which are read before they are needed, in their order.
+
+    Its partitions wait for each other: all of them must be read, or skipped, at the same time.
+
+    Args:
+        ranges: In the order of the rows.
+        most: As of `RowReader.ahead`.
+    """
+
+    def __init__(self, rows: RowReader, ranges: Iterable[_Range], most: int) -> None:
+        self._rows = rows
+        self._ranges = {each.name: each for each in ranges}
+        self._waiting = deque(self._ranges.values())
+        self._most = most
+        self._held = 0
+        self._reading = asyncio.Semaphore(_READS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next reads, as far as there is room. What comes first has room, so that it is always read."""
+        while self._waiting and (not self._held or self._held + self._waiting[0].size <= self._most):
+            each = self._waiting.popleft()
+            if each.users:
+                self._held += each.size
+                task = asyncio.create_task(self._load(each), name=f"read {each.name}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, each: _Range) -> None:
+        try:
+            async with self._reading:
+                found = await self._rows.find(each.name, each.start, each.size)
+        except Exception as error:
+            each.found.set_exception(error)
+            each.found.exception()  # raised to those who read it, if anybody does
+        else:
+            each.found.set_result(found)
+
+    async def read(self, plan: Plan, segment: Segment, first: int, needed: int) -> list[bytes]:
+        """Return the events of a segment. It is not read again.
 
         Args:
             first: The row that it begins with.
@@ -271,16 +371,42 @@ class RowReader:
         Raises:
             StoreError: The store failed, or does not have what was written.
         """
-        start, held = self._loaded.get(segment.name, (0, None if segment.name else self._payload))
-        if held is None:
-            raw = await self._read(segment.name, segment.offset, segment.size)
-        else:
-            raw = held[segment.offset - start : segment.offset - start + segment.size]
-        events = None if raw is None else rows_of(raw, segment)
-        if events is None:
-            last, name = first + segment.count - 1, segment.name or "the object of the plan"
-            raise StoreError(
-                f"read rows {max(first, needed)} to {last} of batch {plan.batch_id} for partition {segment.partition}",
-                f"{name} {'is gone' if raw is None else 'is damaged'}; {needed} rows of this partition are stored",
-            )
+        if not segment.name:
+            return _events(plan, segment, first, needed, await self._rows.find("", segment.offset, segment.size))
+        each = self._ranges[segment.name]
+        found = await asyncio.shield(each.found)  # others wait for it too
+        start = segment.offset - each.start
+        events = _events(plan, segment, first, needed, None if found is None else found[start : start + segment.size])
+        self.skip(segment)
         return events
+
+    def skip(self, segment: Segment) -> None:
+        """Do without a segment."""
+        if not segment.name:
+            return
+        each = self._ranges[segment.name]
+        each.users -= 1
+        if not each.users:
+            del self._ranges[segment.name]
+            if each not in self._waiting:
+                self._held -= each.size
+                self._go_on()
+
+    async def aclose(self) -> None:
+        """End the reads."""
+        self._waiting.clear()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def _events(plan: Plan, segment: Segment, first: int, needed: int, raw: bytes | None) -> list[bytes]:
+    events = None if raw is None else rows_of(raw, segment)
+    if events is None:
+        last, name = first + segment.count - 1, segment.name or "the object of the plan"
+        raise StoreError(
+            f"read rows {max(first, needed)} to {last} of batch {plan.batch_id} for partition {segment.partition}",
+            f"{name} {'is gone' if raw is None else 'is damaged'}; {needed} rows of this partition are stored",
+        )
+    return events

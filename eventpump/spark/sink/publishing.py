@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Final
 
+from eventpump.aio.tasks import gather
 from eventpump.interfaces import Transport
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.spark.sink.attempt import may_continue
 from eventpump.spark.sink.exactly_once import AT_ONCE, PartitionPublishing, PublishOptions, each_partition
-from eventpump.spark.sink.kept import RowReader
+from eventpump.spark.sink.kept import ReadAhead, RowReader
 from eventpump.spark.sink.records import PartitionOutcome, PartitionPlan, Plan
 
 IDLE_LINKS: Final = 60.0
@@ -91,16 +93,16 @@ async def publish_rows(
     if kept is not None and not is_first:
         await kept.aclose()
 
-    async def publish(partition_id: str, number: int) -> PartitionOutcome:
+    async def publish(reading: ReadAhead, partition_id: str, number: int) -> PartitionOutcome:
         publisher = None if kept is None else await kept.take(plan.partition(partition_id))
         async with PartitionPublishing(transport, plan, partition_id, options=options, publisher=publisher) as each:
             first = 0
             for segment in rows.segments(number):
                 needed = await each.needed()
-                if needed is None:
-                    break
-                if needed < first + segment.count:
-                    await each.put(first, await rows.read(plan, segment, first, needed))
+                if needed is None or needed >= first + segment.count:
+                    reading.skip(segment)
+                else:
+                    await each.put(first, await reading.read(plan, segment, first, needed))
                 first += segment.count
             outcome = await each.finish()
             publisher = each.release()
@@ -112,10 +114,16 @@ async def publish_rows(
             return outcome
 
     used = {
-        each.partition_id: number
+        number: each.partition_id
         for number, each in enumerate(plan.partitions)
         if each.count and (only is None or each.partition_id in only)
     }
-    await rows.load(used.values())
-    at_once = max(1, min(AT_ONCE, _HELD_BYTES // (1 + rows.largest)))
-    return list((await each_partition(used, publish, at_once=at_once)).values())
+    partitions = max(1, min(AT_ONCE, _HELD_BYTES // (1 + rows.largest)))
+    groups = rows.groups(list(used), partitions)
+    at_once = max(1, min(len(groups), partitions // max(map(len, groups), default=1)))
+
+    async def publish_group(group: Sequence[int]) -> list[PartitionOutcome]:
+        async with rows.ahead(group, _HELD_BYTES // at_once) as reading:
+            return await gather(publish(reading, used[each], each) for each in group)
+
+    return list(chain.from_iterable(await gather(map(publish_group, groups), at_once=at_once)))

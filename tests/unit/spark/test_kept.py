@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventpump.aio.tasks import gather
 from eventpump.core.sequencer import PartitionSequencer
 from eventpump.errors import ServiceTimeoutError, StoreError
 from eventpump.spark import worker
@@ -19,7 +22,7 @@ from eventpump.spark.sink import executor, kept
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.executor import EncodeTask, KeepTask, OrderTask, SharedRows, ordered_rows
-from eventpump.spark.sink.kept import KeptBatch, RowReader, encode_segments, rows_of, segmented
+from eventpump.spark.sink.kept import KeptBatch, ReadAhead, RowReader, Segment, encode_segments, rows_of, segmented
 from eventpump.spark.sink.records import KeptRows
 from tests.support.memory_rows import MemoryRowStore
 from tests.unit.spark.plans import entry, plan
@@ -201,26 +204,118 @@ class CountingStore(MemoryRowStore):
         return await super().read(name, offset, size)
 
 
-def test_rows_of_neighbours_are_read_by_one_range_of_each_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task reads once of each object, and only what its partitions have; what is more than a bound, by segment."""
-    objects: dict[str, dict[str, bytes]] = {"sink": {"run.1": b""}}
-    store = CountingStore(objects)
+def kept_batch(store: MemoryRowStore, tasks: int = 3) -> KeptBatch:
+    """Keep the rows of tasks, each in an object of its own."""
+    found = [kept_by(50, store, most_returned=0)[0] for _ in range(tasks)]
+    return KeptBatch(tuple(each for one in found for each in one.segments))
+
+
+async def read_ahead(
+    reader: RowReader, partitions: list[int], most: int, before: Callable[[], Awaitable[None]] | None = None
+) -> dict[int, list[bytes]]:
+    """Read the rows of a group, as its publishers do."""
+
+    async def publish(number: int, reading: ReadAhead) -> list[bytes]:
+        events: list[bytes] = []
+        for each in reader.segments(number):
+            if before is not None:
+                await before()
+            events += await reading.read(plan(), each, len(events), 0)
+        return events
+
+    async with reader.ahead(partitions, most) as reading:
+        found = await gather(publish(each, reading) for each in partitions)
+    return dict(zip(partitions, found, strict=True))
+
+
+@pytest.fixture
+def counting() -> CountingStore:
+    """An open store, which counts its reads."""
+    store = CountingStore({"sink": {"run.1": b""}})
     worker.run(store.open())
     worker.close()
-    found = [kept_by(50, store, most_returned=0)[0] for _ in range(3)]
-    batch = KeptBatch(tuple(each for one in found for each in one.segments))
+    return store
+
+
+def test_rows_of_neighbours_are_read_by_one_range_of_each_object(counting: CountingStore) -> None:
+    """A task reads once of each object, and only what its partitions have."""
+    batch = kept_batch(counting)
     own = [each for each in batch.segments if each.partition in (1, 2)]
-    reader = RowReader(store, "sink", batch, timeout=0.1)
-    worker.run(reader.load([1, 2]))
-    assert sum(size for _, _, size in store.reads) == sum(each.size for each in own)
-    events = [event for each in own for event in worker.run(reader.read(plan(), each, 0))]
-    assert len(events) == sum(each.count for each in own)
-    assert len(store.reads) == 3
-    monkeypatch.setattr(kept, "_LOADED_BYTES", 10)
-    reader = RowReader(store, "sink", batch, timeout=0.1)
-    worker.run(reader.load([1, 2]))
-    assert [event for each in own for event in worker.run(reader.read(plan(), each, 0))] == events
-    assert len(store.reads) == 3 + len(own)
+    reader = RowReader(counting, "sink", batch, timeout=0.1)
+    found = worker.run(read_ahead(reader, [1, 2], 10**6))
+    assert len(counting.reads) == 3
+    assert sum(size for _, _, size in counting.reads) == sum(each.size for each in own)
+    assert {each: len(events) for each, events in found.items()} == {each: batch.counts[each] for each in (1, 2)}
+
+
+def test_partitions_are_read_together_up_to_the_bytes_of_a_request(
+    counting: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours are a group while their rows in each object are few, and not more of them than may be published."""
+    reader = RowReader(counting, "sink", kept_batch(counting), timeout=0.1)
+    assert reader.groups([0, 1, 2, 3], 4) == [[0, 1, 2, 3]]
+    assert reader.groups([0, 1, 2, 3], 3) == [[0, 1, 2], [3]]
+    monkeypatch.setattr(
+        kept, "_READ_BYTES", sum(each.size for number in (1, 2) for each in reader.segments(number)[:1])
+    )
+    assert reader.groups([1, 2, 3], 4) == [[1, 2], [3]]
+    monkeypatch.setattr(kept, "_READ_BYTES", 1)
+    assert reader.groups([0, 1, 2, 3], 4) == [[0], [1], [2], [3]]
+    assert reader.groups([], 4) == []
+
+
+def test_rows_are_read_while_those_before_are_published(counting: CountingStore) -> None:
+    """*Memory*: as many bytes are read ahead as there is room for, and the next when the first are used."""
+    batch = kept_batch(counting, tasks=4)
+    reader = RowReader(counting, "sink", batch, timeout=0.1)
+    size = reader.segments(1)[0].size
+    reads: list[int] = []
+
+    async def publishing() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)  # what is begun is read
+        reads.append(len(counting.reads))
+
+    worker.run(read_ahead(reader, [1], 2 * size, publishing))
+    assert reads == [2, 3, 4, 4]
+
+
+def test_rows_that_are_skipped_by_all_are_not_read(counting: CountingStore) -> None:
+    """Rows that are stored already are not read, beyond those that were read ahead."""
+    batch = kept_batch(counting, tasks=4)
+    reader = RowReader(counting, "sink", batch, timeout=0.1)
+
+    async def skip() -> None:
+        async with reader.ahead([1, 2], 1) as reading:
+            for number in (1, 2):
+                for each in reader.segments(number):
+                    reading.skip(each)
+
+    worker.run(skip())
+    assert len(counting.reads) <= 1
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_partitions_that_read_at_any_pace_read_all_rows(seed: int, counting: CountingStore) -> None:
+    """*No loss, and no partition waits for ever*: whatever is in which object, and however little may be held."""
+    rng = random.Random(seed)
+    segments: list[Segment] = []
+    expected: dict[int, list[bytes]] = {number: [] for number in range(4)}
+    for task in range(rng.randint(1, 8)):
+        used = sorted(rng.choices(range(4), k=rng.randint(1, 20)))
+        events = [f"{task} {row}".encode() for row in range(len(used))]
+        parts, found = segmented(used, events)
+        name = worker.run(counting.write("sink/a", parts)).rpartition("/")[2]
+        segments += [Segment(name, s.partition, s.offset, s.size, s.count, s.crc) for s in found]
+        for number, event in zip(used, events, strict=True):
+            expected[number].append(event)
+    reader = RowReader(counting, "sink", KeptBatch(tuple(segments)), timeout=0.1)
+
+    async def paced() -> None:
+        for _ in range(rng.choice([0, 0, 1, 30])):
+            await asyncio.sleep(0)
+
+    assert worker.run(read_ahead(reader, list(range(4)), rng.choice([1, 50, 200, 10**6]), paced), 5.0) == expected
 
 
 def test_rows_that_are_gone_are_named(store: MemoryRowStore) -> None:
@@ -231,10 +326,15 @@ def test_rows_that_are_gone_are_named(store: MemoryRowStore) -> None:
     with pytest.raises(StoreError, match=rf"read rows 0 to \d+ of batch 1 for partition \d: {name} is gone"):
         read(batch, store)
     reader = RowReader(store, "sink", batch, timeout=0.1)
+
+    async def needed() -> None:
+        async with reader.ahead([batch.segments[0].partition], 10**6) as reading:
+            await reading.read(plan(), batch.segments[0], 20, 23)
+
     with pytest.raises(
         StoreError, match=rf"read rows 23 to \d+ of .* {name} is gone; 23 rows of this partition are stored"
     ):
-        worker.run(reader.read(plan(), batch.segments[0], 20, 23))
+        worker.run(needed())
 
 
 # ------------------------------------------------------------------------------------------------- kept links
