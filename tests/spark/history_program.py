@@ -69,6 +69,12 @@ class Orders:
         os.killpg(self._group, signal.SIGKILL)
         self._kill_this()
 
+    def suspend_driver(self) -> None:
+        """Stop the driver, until a test lets it go on."""
+        os.killpg(self._group, signal.SIGSTOP)
+        if os.getpgrp() != self._group:  # under Connect
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     def kill_executor(self) -> NoReturn:
         """Kill the executor that this worker works for."""
         next(each for each in psutil.Process().parents() if each.name() == "java").kill()
@@ -90,6 +96,8 @@ class OrderedLedger(DirectoryLedger):
         record = next(each for each in ("claim", "plan", "done") if each in name)
         if self._orders.is_due(f"before {record}"):
             self._orders.kill_driver()
+        if self._orders.is_due(f"suspended {record}"):
+            self._orders.suspend_driver()
         if self._orders.is_due(f"within {record}"):
             os.link = lambda *_: self._orders.kill_driver()
         created = await super().create(name, body)

@@ -1,7 +1,7 @@
 """Random histories of the sink on a standalone cluster: whatever dies, differs, is late or is repeated, each row of the
 first evaluation of a batch is stored once, in order per key; or the query stops, and says why.
 
-Each twelve seeds that follow one another have all troubles, and each six all shapes of the query's function.
+Each thirteen seeds that follow one another have all troubles, and each six all shapes of the query's function.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -347,7 +348,36 @@ class History:
         self.settle()
         (written,) = self.late.iterdir()
         written.rename(self.rng.choice(list((self.ledger / "rows~").glob("sink*"))) / written.name)
-        assert self.kept() == [written.name]
+        assert written.name in self.kept()
+
+    def kept_rows_are_damaged(self) -> None:
+        """Or gone, when some are stored: the query stops, and goes on when they are there again."""
+        hold = self.hold_sending()
+        self.feed(settle_empty=False)
+        self.await_halt(hold)
+        self.driver.kill()
+        self.release(hold)
+        is_gone = self.rng.random() < 0.3
+        copies = self.checkpoint.with_name("rows")
+        shutil.copytree(self.ledger / "rows~", copies)
+        for file in (self.ledger / "rows~").glob("sink*/0*"):
+            raw = file.read_bytes()
+            middle = len(raw) // 2
+            if is_gone:
+                file.unlink()
+            else:
+                file.write_bytes(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
+        before = self.service.ends(self.target)
+        self.driver = self.start()
+        while TOO_SLOW in (problem := self.try_to_settle() or "it went on"):
+            self.restart()
+        assert re.search("is gone|are not the .* that were written|is damaged", problem), problem
+        assert self.service.ends(self.target) == before
+        self.stopped.append(problem)
+        self.driver.kill()
+        shutil.copytree(copies, self.ledger / "rows~", dirs_exist_ok=True)
+        shutil.rmtree(copies)
+        self.driver = self.start()
 
     def answers_are_lost(self) -> None:
         """Of messages, which are stored, one of them when it was repeated already; and of the ledger."""
@@ -369,19 +399,27 @@ class History:
         self.release(late)
 
     def two_drivers_run(self) -> None:
-        """One is suspended half way, and wakes up when the other has published its batch: it stops."""
-        hold = self.hold_sending()
-        self.feed(settle_empty=False)
-        self.await_halt(hold)
+        """One is suspended half way, or before its plan, and wakes up when the other has published its batch: it
+        stops."""
         former = self.driver
-        os.killpg(former.driver.process.pid, signal.SIGSTOP)
-        self.release(hold)
+        process = former.driver.process.pid
+        if self.shape != "connect" and self.rng.random() < 0.5:
+            self.orders.give("suspended plan")
+            self.feed(settle_empty=False)
+            os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOWAIT)
+        else:
+            hold = self.hold_sending()
+            self.feed(settle_empty=False)
+            self.await_halt(hold)
+            os.killpg(process, signal.SIGSTOP)
+            self.release(hold)
         self.driver = self.start()
         self.settle()
-        os.killpg(former.driver.process.pid, signal.SIGCONT)
+        os.killpg(process, signal.SIGCONT)
         former.tell("settle")
         problem = former.answer()
         assert problem is not None
+        assert "a later run of this query has begun" in problem, problem
         self.stopped.append(problem)
         former.kill()
 
@@ -474,7 +512,8 @@ class History:
                 assert sorted(number for _, number in rows) in wanted, f"batch {batch_id} is not exact"
         assert found == {}, "batches that Spark does not know were published"
         assert sorted(number for numbers in batches for number in numbers) == list(range(self.chunks * CHUNK))
-        assert self.kept() == []
+        # An attempt that lost to a speculative one may write until Spark has killed it: the next batch deletes that.
+        assert {int(each.partition(".")[0]) for each in self.kept()} <= {len(batches) - 1}
         assert self.orders.left == []
 
     def _is_row(self, number: int, evaluation: int) -> bool:
@@ -511,6 +550,7 @@ TROUBLES: Final[tuple[Callable[[History], None], ...]] = (
     History.worker_dies,
     History.query_is_started_again_in_one_process,
     History.task_hangs_for_ever,
+    History.kept_rows_are_damaged,
 )
 
 
@@ -537,7 +577,7 @@ def test_query_on_a_cluster_stores_every_row_once_in_random_histories(
     request: pytest.FixtureRequest,
     seed: int,
 ) -> None:
-    """32 partitions to 32: one trouble of each kind in twelve seeds, with `--long` followed by another one."""
+    """32 partitions to 32: one trouble of each kind in thirteen seeds, with `--long` followed by another one."""
     rng = random.Random(seed)
     rounds, trouble = divmod(seed, len(TROUBLES))
     history = History(cluster, wide_service, tmp_path, rng, SHAPES[(trouble + rounds) % len(SHAPES)])
