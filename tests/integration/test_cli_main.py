@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 import eventpump
-from eventpump.cli.main import COMMANDS, main, parser
+from eventpump.cli.main import COMMANDS, parser
 
 _INTERRUPTED = """
 import os, signal, sys
@@ -88,12 +88,9 @@ def test_help_lists_every_subcommand_with_what_it_does(capsys: pytest.CaptureFix
     [("info",), ("parked", "list"), ("probe", "--yes", "--timeout", "1"), ("tail", "--retry-for", "0")],
     ids=lambda arguments: arguments[0],
 )
-def test_service_out_of_reach_is_one_line_and_exit_code_1(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_service_out_of_reach_is_one_line_and_exit_code_1(arguments: tuple[str, ...]) -> None:
     """Of every command: the same one may do its work later, which invalid input, 2, never does."""
     nobody = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=k;SharedAccessKey=a;UseDevelopmentEmulator=true"
-    assert main([*arguments, "--connection-string", nobody, "--hub", "h"]) == 1
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert printed.err.startswith("eventpump: ")
+    result = _run("-m", "eventpump", *arguments, "--connection-string", nobody, "--hub", "h")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith("eventpump: ")
