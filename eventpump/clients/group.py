@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable
 from datetime import UTC, datetime
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.clients.connection import HubConnection
 from eventpump.clients.consumers import PartitionReader
 from eventpump.clock import LoopClock
@@ -26,7 +27,7 @@ EVENT_TIMEOUT: Final = 10.0
 """Seconds in which a single event has to arrive."""
 
 
-class GroupClient:
+class GroupClient(AsyncResource):
     """The base of clients of one consumer group. It closes its connection, unless that is the caller's.
 
     Args:
@@ -128,12 +129,6 @@ class GroupClient:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOSE_TIMEOUT):
                         await self._transport.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         scope = self._scope

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.amqp.connection import EMPTY_FRAME
 from eventpump.amqp.performatives import AmqpError
@@ -40,7 +41,7 @@ STANDARD_PORTS = 5671, 443
 """The service's own, of AMQP and of WebSockets: where SDKs connect to if nothing names a port."""
 
 
-class Emulator:
+class Emulator(AsyncResource):
     """A local Event Hubs service, on real sockets.
 
     ::
@@ -317,9 +318,6 @@ class Emulator:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     # ------------------------------------------------------------------------------------------------ access
 

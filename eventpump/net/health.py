@@ -7,12 +7,12 @@ import ipaddress
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.core.monitoring import Health, Metric, all_healthy, exposition, merged
 from eventpump.errors import ConfigurationError
 from eventpump.net.stream import reason_of
@@ -59,7 +59,7 @@ class Describable(Protocol):
         """Return what it is doing now; `str` of it is shown."""
 
 
-class HealthServer:
+class HealthServer(AsyncResource):
     """Serves what watches a program, on the program's event loop.
 
     ::
@@ -146,11 +146,6 @@ class HealthServer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def _health(self) -> Health:

@@ -15,6 +15,7 @@ from functools import partial
 from math import inf
 from typing import Self, cast, overload
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.core.monitoring import Health, Metric
 from eventpump.core.router import HashRouter, PartitionRouter, check_router
 from eventpump.core.status import ProducerStats
@@ -37,7 +38,7 @@ _log = logging.getLogger("eventpump.producer")
 
 
 @answers(PRODUCER)
-class HubBufferedProducer:
+class HubBufferedProducer(AsyncResource):
     """Sends single events in batches. Belongs to one event loop.
 
     Events given by the calls of `send` for one partition, or with one key, keep the order of these calls. With an
@@ -123,9 +124,6 @@ class HubBufferedProducer:
     async def __aenter__(self) -> Self:
         await self.open()
         return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     @property
     def hub(self) -> str:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Self, TypeVar, Unpack, cast
 from weakref import WeakValueDictionary
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
@@ -58,7 +59,7 @@ _log = logging.getLogger("eventpump.producer")
 
 
 @answers(PRODUCER)
-class HubProducer:
+class HubProducer(AsyncResource):
     """Sends events to one hub over a transport. One send link per target, attached on first use.
 
     Plain sends to one target overlap, so a retry may reorder them; `max_in_flight=1` keeps them in order. Idempotent
@@ -130,9 +131,6 @@ class HubProducer:
     async def __aenter__(self) -> Self:
         self.home.enter()
         return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     @property
     def hub(self) -> str:

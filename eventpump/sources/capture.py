@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.tasks import TaskSet
 from eventpump.cancellation import is_failure
@@ -45,7 +46,6 @@ from eventpump.interfaces import (
     SourceLink,
 )
 from eventpump.sources.checks import is_number, is_source, kind_of, offers
-from eventpump.sources.closing import ClosingSource
 from eventpump.sources.files import CaptureDirectory, CaptureFiles
 from eventpump.sources.links import RUN
 
@@ -87,7 +87,7 @@ class _Start:
     is_live: bool = False
 
 
-class CaptureSource(ClosingSource):
+class CaptureSource(AsyncResource):
     """The files of Event Hubs Capture, and then the live hub, without a gap and without a repetition.
 
     ::

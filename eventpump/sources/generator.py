@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.amqp import codec
 from eventpump.amqp.sections import MARKER, MESSAGE_ANNOTATIONS, encode_data
@@ -20,7 +21,6 @@ from eventpump.eventhubs.events import START_OFFSET, EventPosition
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveSink
 from eventpump.sources.checks import check_whole, is_number
-from eventpump.sources.closing import ClosingSource
 from eventpump.sources.links import NumberedLink
 from eventpump.sources.positions import first_to_read, offset_of
 
@@ -51,7 +51,7 @@ Body = Callable[[str, int, random.Random], bytes | str]
 """Returns the body of an event, given its partition, its sequence number, and random numbers that repeat with it."""
 
 
-class GeneratorSource(ClosingSource):
+class GeneratorSource(AsyncResource):
     """Synthetic events: the same seed, partition and sequence number give the same event, at any position.
 
     ::

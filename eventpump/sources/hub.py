@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import (
@@ -12,10 +13,9 @@ from eventpump.interfaces import (
     ReceiveSink,
     Transport,
 )
-from eventpump.sources.closing import ClosingSource
 
 
-class HubSource(ClosingSource):
+class HubSource(AsyncResource):
     """The events of a hub, over a transport. The source's links are the transport's.
 
     Args:

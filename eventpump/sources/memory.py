@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Timestamp
@@ -21,7 +22,6 @@ from eventpump.eventhubs.events import START_OFFSET, EventData, EventPosition
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveSink
 from eventpump.sources.checks import check_time, check_whole
-from eventpump.sources.closing import ClosingSource
 from eventpump.sources.links import NumberedLink
 from eventpump.sources.positions import first_to_read, offset_of
 
@@ -45,7 +45,7 @@ class _Partition:
         return self.begin + len(self.events)
 
 
-class MemorySource(ClosingSource):
+class MemorySource(AsyncResource):
     """Events that a test appends, and the host or reader under test delivers.
 
     ::

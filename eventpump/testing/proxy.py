@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Self, cast
 
+from eventpump.aio.closing import AsyncResource
+
 _BUFFER = 256 * 1024
 _RESET = struct.pack("ii", 1, 0)
 
@@ -30,7 +32,7 @@ class Direction(enum.Enum):
         return Direction.TO_CLIENT if self is Direction.TO_SERVICE else Direction.TO_SERVICE
 
 
-class FaultProxy:
+class FaultProxy(AsyncResource):
     """Forwards connections to a service, and breaks them. An async context manager.
 
     ::
@@ -77,9 +79,6 @@ class FaultProxy:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     # ----------------------------------------------------------------------------------------------- facts
 

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.signals import handling_first_signal
 from eventpump.cancellation import is_failure
@@ -69,7 +69,7 @@ LAST_SECOND = 1.0
 
 
 @answers(CONSUMER)
-class HubHost:
+class HubHost(AsyncResource):
     """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
 
     Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a
@@ -216,14 +216,6 @@ class HubHost:
             tuple(sorted(found, key=lambda each: partition_order(each.status.partition_id))),
             () if manager is None else tuple(manager.leases.calls),
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def run(self, *, handle_signals: bool = False, until: Awaitable[object] | None = None) -> None:
         """Process events until `aclose` or `stop` is called. May be called once.

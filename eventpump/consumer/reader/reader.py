@@ -14,6 +14,7 @@ from datetime import datetime
 from itertools import repeat
 from typing import Self
 
+from eventpump.aio.closing import AsyncResource
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.consumer.keyed import KeyedProcessor
@@ -83,7 +84,7 @@ class _Service:
 
 
 @answers(READER)
-class HubReader:
+class HubReader(AsyncResource):
     """Reads one partition from a position, to the end of a range or without end.
 
     Beside other readers, or with an owner level. A link that fails is opened again after the last event received:
@@ -278,9 +279,6 @@ class HubReader:
             partition = recorder.partition(settings.partition_id)
             self._service = _Service(transport, recorder.directory(transport), partition)
         return transport
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
         """Iterate over the events, to the end of the range. After a `break` the rest of the current batch is lost."""

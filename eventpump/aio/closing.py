@@ -1,17 +1,16 @@
-"""A source as an async context manager."""
+"""What is closed at the end of an `async with` block."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Self
 
 
-class ClosingSource(ABC):
-    """An event source that is closed at the end of an `async with` block."""
+class AsyncResource:
+    """What its `aclose` closes, and the end of an `async with` block too."""
 
-    @abstractmethod
     async def aclose(self) -> None:
-        """See `EventSource`."""
+        """Close it."""
+        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         return self
