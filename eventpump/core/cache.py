@@ -290,7 +290,16 @@ class EventCache(Generic[_T]):
             if len(head.raw) != until - first or head.items is not None:
                 return self._take(limit)
             self._chunks.popleft()
-            self._passed(head.raw, head.size)
+            size = head.size
+            if self._ahead or self._found or len(self._hands) > 1:
+                self._passed(head.raw, size)
+            else:
+                # The same where no other cursor reads or has read, without a call for each batch.
+                self._start = until
+                self.count -= until - first
+                self.size -= size
+                self.in_hand += size
+                hand.size += size
             return self._wrap(head.raw)
         if first == self._found_from and until == self._found_until:
             found = self._found

@@ -226,7 +226,9 @@ class ConnectionProtocol(asyncio.Protocol):
             self._received_at = self._now()
         connection = self.connection
         events = connection.receive(data, _TURN)
-        if events:
+        if len(events) == 1 and type(events[0]) is Messages:
+            self._handler.on_events(events)  # as nearly always, without a call for each read
+        elif events:
             self._report(events)
         if connection.output:
             self.flush()
@@ -302,8 +304,6 @@ class ConnectionProtocol(asyncio.Protocol):
             self._handler.on_events(events)
             may_go_on = False
             for event in events:
-                if type(event) is Messages:
-                    continue  # as nearly all are
                 if isinstance(event, Closed):
                     self.finish(lingers=event.is_local and not is_silent and self.connection.role is Role.SERVER)
                     return
