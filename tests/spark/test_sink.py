@@ -397,6 +397,32 @@ def test_sink_under_spark_connect_publishes(
     assert receipts.read_text().split() == ["40"] * runs
 
 
+def test_sink_id_of_another_query_is_refused_under_spark_connect(
+    connect: ConnectSession, sink: SinkHub, tmp_path: Path
+) -> None:
+    """*No loss*: another query's batch of the same number is not taken for a repetition; the query itself goes on."""
+    run_query(numbered_stream(connect), sink.writer(on_receipt=None), str(tmp_path / "one"))
+    with pytest.raises(Exception, match="'sink' belongs to the query"):
+        run_query(numbered_stream(connect), sink.writer(on_receipt=None), str(tmp_path / "two"))
+    run_query(numbered_stream(connect), sink.writer(on_receipt=None), str(tmp_path / "one"))
+    sink.require_exactly(range(80))
+
+
+def test_sink_called_twice_for_a_batch_under_spark_connect_is_refused(
+    connect: ConnectSession, sink: SinkHub, checkpoint: str
+) -> None:
+    """*No loss*: two writers of one sink are one call too many there too."""
+    first, second = sink.writer(on_receipt=None), sink.writer(on_receipt=None)
+
+    def both(frame: DataFrame, batch_id: int) -> None:
+        first(frame.where("n % 2 = 0"), batch_id)
+        second(frame.where("n % 2 = 1"), batch_id)
+
+    with pytest.raises(Exception, match="'sink' is called for batch 0 a second time in this run"):
+        run_query(numbered_stream(connect), both, checkpoint)
+    sink.require_exactly(range(0, 40, 2))
+
+
 def test_sink_of_an_unknown_query_warns_of_a_batch_that_is_done(
     spark: SparkSession, sink: SinkHub, caplog: pytest.LogCaptureFixture
 ) -> None:

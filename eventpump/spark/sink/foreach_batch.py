@@ -59,6 +59,7 @@ from eventpump.spark.sink.kept import KeptBatch, RowReader, read_batch
 from eventpump.spark.sink.patience import patiently, retried
 from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned, WrittenRows
 from eventpump.spark.sink.publishing import KeptPublishers, publish_rows
+from eventpump.spark.sink.queries import RunningQuery, server_session
 from eventpump.spark.sink.records import (
     Done,
     KeptRows,
@@ -89,7 +90,6 @@ T = TypeVar("T")
 _CALLS: Final = BatchCalls()
 _OPENING: Final = threading.Lock()
 """Held while a writer makes what its process needs once, by the parts that are published at the same time."""
-_QUERY_ID: Final = "sql.streaming.queryId"
 _LAST_ROW: Final = 2**63 - 1
 _LARGER_FORMS: Final = 12
 """Additional bytes of the map of properties, and of the event's envelope, in their larger forms."""
@@ -356,10 +356,16 @@ class ForeachBatchWriter:
         self._newest: dict[str, MicroBatch] = {}
         self._stores: tuple[int, Stores] | None = None
         self._max_message_size = 0
+        self._session: Any = None
+        self._is_warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Elsewhere it is another run, with a ledger to open.
-        return {**self.__dict__, "_states": {}, "_newest": {}, "_stores": None}
+        return {**self.__dict__, "_states": {}, "_newest": {}, "_stores": None, "_session": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._session = server_session()
 
     def _running(self, directory: str) -> _Running:
         """Return what this process has of the run of a sink, or of its part, by the directory.
@@ -468,13 +474,21 @@ class ForeachBatchWriter:
 
     def _publish(self, frame: DataFrame, columns: EventColumns, batch_id: int, part: str | None) -> BatchReceipt:
         settings = self.settings
-        query = _RunningQuery.of(frame)
+        query = RunningQuery.of(frame, batch_id, self._session)
         query_id = query.query_id
-        sink_id = settings.sink_id or query_id
+        sink_id = settings.sink_id or (None if query.is_sought else query_id)
         if sink_id is None:
             raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
         transport = worker.transport(settings.connection)
         sink = sink_of(transport, settings.connection.hub, sink_id, part)
+        if query.is_sought and query_id is None and not self._is_warned:
+            self._is_warned = True
+            _log.warning(
+                "batch %d of the sink %r: Spark Connect does not say which of the session's queries calls it, and more "
+                "than one may: that no other query uses this sink_id is not checked",
+                batch_id,
+                sink.name,
+            )
         running = self._running(sink.directory)
         batch = MicroBatch(
             sink,
@@ -772,42 +786,6 @@ def _selected(frame: DataFrame, columns: EventColumns) -> DataFrame:
         return frame  # selecting takes Spark some milliseconds, of which a small batch has few
     quoted = [f"`{name.replace('`', '``')}`" for name in columns.names]
     return frame.selectExpr(*(f"{name} AS column_{number}" for number, name in enumerate(quoted)))
-
-
-@dataclass(frozen=True, slots=True)
-class _RunningQuery:
-    """The query that a batch is of, as far as Spark provides it: not for a call by hand, nor under Connect.
-
-    Args:
-        query_id: The same over restarts.
-        run_id: Another one for each of them.
-        newest_batch: The newest batch that this run has ended; None before the first.
-    """
-
-    query_id: str | None = None
-    run_id: str | None = None
-    newest_batch: int | None = None
-
-    @classmethod
-    def of(cls, frame: DataFrame) -> Self:
-        """Find the query of a batch's DataFrame."""
-        try:
-            context = frame.sparkSession.sparkContext
-        except AttributeError:  # a Connect client has none
-            return cls()
-        query_id = context.getLocalProperty(_QUERY_ID)
-        if not query_id:
-            return cls()
-        session: Any = frame.sparkSession
-        jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public access to the JVM
-        try:
-            # The batch's own session, a clone, has no queries.
-            queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001 - likewise
-            found = queries.get(jvm.java.util.UUID.fromString(query_id))
-            progress = found.lastProgress()
-            return cls(query_id, found.runId().toString(), None if progress is None else progress.batchId())
-        except Exception:  # what is not public may be missing in another Spark
-            return cls(query_id)
 
 
 def _receipt(done: Done) -> BatchReceipt:
