@@ -84,28 +84,27 @@ def _number(value: object) -> int | None:
 
 
 class _Waiters(Generic[_T]):
-    """The callers that wait for one outcome, and for each the number of attempts that failed meanwhile."""
+    """The callers that wait for one outcome.
 
-    __slots__ = ("_tries",)
+    Attributes:
+        tries: For each of them, the number of attempts that failed meanwhile.
+    """
+
+    __slots__ = ("tries",)
 
     def __init__(self) -> None:
-        self._tries: dict[Wakeup[_T], int] = {}
-
-    @property
-    def is_any(self) -> bool:
-        """Whether a caller waits."""
-        return bool(self._tries)
+        self.tries: dict[Wakeup[_T], int] = {}
 
     def add(self) -> Wakeup[_T]:
         """Return the future outcome for one more caller, which calls `remove` if it waits no longer."""
         waiter: Wakeup[_T] = Wakeup(loop=asyncio.get_running_loop())
         waiter.resumes = None
-        self._tries[waiter] = 0
+        self.tries[waiter] = 0
         return waiter
 
     def remove(self, waiter: Wakeup[_T]) -> None:
         """Forget a caller that does not wait any more."""
-        self._tries.pop(waiter, None)
+        self.tries.pop(waiter, None)
 
     async def wait(self, begin: Callable[[], None]) -> _T:
         """Wait for the outcome, and return or raise it.
@@ -122,32 +121,32 @@ class _Waiters(Generic[_T]):
 
     def resolve(self, result: _T) -> None:
         """Have `wait` return this for all that wait. They go on within this call where no task runs."""
-        waiters, self._tries = self._tries, {}
+        waiters, self.tries = self.tries, {}
         for waiter in waiters:
             waiter.complete(result)
 
     def fail(self, error: Exception) -> None:
         """Have `wait` raise this for all that wait."""
-        waiters, self._tries = self._tries, {}
+        waiters, self.tries = self.tries, {}
         for waiter in waiters:
             reject(waiter, error)
 
     def count(self, tries: int) -> None:
         """Count attempts that failed."""
-        for waiter in self._tries:
-            self._tries[waiter] += tries
+        for waiter in self.tries:
+            self.tries[waiter] += tries
 
     @property
     def fewest_tries(self) -> int:
         """The failed attempts since the newest began to wait; 0 if there are none that wait."""
-        return min(self._tries.values(), default=0)
+        return min(self.tries.values(), default=0)
 
     def expire(self, most: int | None, error: Exception) -> None:
         """Have `wait` raise this for those that have waited for more failed attempts; with None, for none of them."""
         if most is None:
             return
-        for waiter in [each for each, tries in self._tries.items() if tries > most]:
-            del self._tries[waiter]
+        for waiter in [each for each, tries in self.tries.items() if tries > most]:
+            del self.tries[waiter]
             reject(waiter, error)
 
 
@@ -162,7 +161,7 @@ class _Job(_Waiters[int]):
     __slots__ = ("began", "publication", "sealed", "too_large")
 
     def __init__(self, sealed: SealedBatch) -> None:
-        super().__init__()
+        self.tries = {}  # without a call of the base: one is made for each message
         self.sealed = sealed
         self.publication: Publication[SealedBatch] | None = None
         self.too_large: EventTooLargeError | None = None
@@ -247,7 +246,7 @@ class PartitionPublisher:
 
     def is_awaited(self, sealed: SealedBatch) -> bool:
         """Whether a caller waits for the outcome of a batch."""
-        return any(job is not None and job.sealed is sealed and job.is_any for job in (self._current, *self._jobs))
+        return any(job is not None and job.sealed is sealed and bool(job.tries) for job in (self._current, *self._jobs))
 
     async def attached(self) -> None:
         """Wait until the link is attached, so that the service's state is known.
@@ -288,7 +287,7 @@ class PartitionPublisher:
             return await waiter
         except asyncio.CancelledError:
             job.remove(waiter)
-            if not job.is_any:
+            if not job.tries:
                 self._abandon(job)
             raise
 
@@ -393,7 +392,7 @@ class PartitionPublisher:
             elif self._current is None and self._jobs:
                 job = self._current = self._jobs.popleft()
                 job.publication = sequencer.offer(job.sealed, job.sealed.count)
-            if sequencer.failure is not None or (self._current is None and not self._attaching.is_any):
+            if sequencer.failure is not None or (self._current is None and not self._attaching.tries):
                 self._is_fresh = False
                 self._pace.reset()
                 return False
@@ -513,15 +512,23 @@ class PartitionPublisher:
 
     def _transferred(self, error: BaseException | None) -> None:
         """Called with the outcome of a transfer. Last of all, the callers that wait for it go on within this call."""
+        self._posted = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         try:
-            self._forget_transfer()
-            self._came_to(error)
-            self._go_on()
+            if error is None:
+                self._sequencer.accepted()
+                self._conclude()
+            else:
+                self._came_to(error)
+                self._go_on()
         except (Exception, asyncio.CancelledError) as unexpected:
             self._break(unexpected)
 
     def _expired(self, limit: float) -> None:
         """Called when a transfer has taken longer than a try may."""
+        self._forget_transfer()
         self._transferred(try_expired(limit))
 
     def _forget_transfer(self) -> None:
@@ -533,32 +540,25 @@ class PartitionPublisher:
         if posted is not None:
             posted.withdraw()
 
-    def _came_to(self, error: BaseException | None) -> None:
-        """Record the outcome of a transfer in the state machine.
+    def _came_to(self, error: BaseException) -> None:
+        """Record in the state machine that a transfer has failed.
 
         Raises:
             BaseException: The error, if it is none of this package.
         """
-        sequencer = self._sequencer
-        if error is None:
-            sequencer.accepted()
-            self._conclude()
-            return
-        assert self._link is not None
-        assert self._current is not None
-        began = self._current.began
-        if isinstance(error, EventPumpError):
-            if not self._explained(self._link, error):
-                self._failed = error, began
-                return
-        else:
+        sequencer, link, job = self._sequencer, self._link, self._current
+        assert link is not None
+        assert job is not None
+        if not isinstance(error, EventPumpError):
             if sequencer.step is Step.WAIT:
                 sequencer.outcome_unknown()
             if not isinstance(error, asyncio.CancelledError):
                 raise error
-            self._failed = self._cancelled("transfer", error), began
-            return
-        self._conclude()
+            self._failed = self._cancelled("transfer", error), job.began
+        elif self._explained(link, error):
+            self._conclude()
+        else:
+            self._failed = error, job.began
 
     def _explained(self, link: SendLink, error: EventPumpError) -> bool:
         """Record in the state machine what an error implies for a transfer.
@@ -618,12 +618,12 @@ class PartitionPublisher:
         job = self._current
         if job is not None:
             job.count(counts)
-            if job.is_any and (is_final or is_used_up(self._retry, job.fewest_tries - 1)):
+            if job.tries and (is_final or is_used_up(self._retry, job.fewest_tries - 1)):
                 self._give_up(job, error)
         self._conclude(error)
         self._attaching.count(counts)
         self._attaching.expire(-1 if is_final else self._retry.max_retries, error)
-        if self._sequencer.failure is not None or (self._current is None and not self._attaching.is_any):
+        if self._sequencer.failure is not None or (self._current is None and not self._attaching.tries):
             return
         if self._current is not None and self.on_retried is not None:
             self.on_retried(self._current.sealed)
@@ -636,7 +636,7 @@ class PartitionPublisher:
             at_least=least_delay(error),
         )
         partition_id = self._sequencer.partition_id
-        if counts and self._current is not None and not self._current.is_any:
+        if counts and self._current is not None and not self._current.tries:
             _log.warning("partition %s: a batch is in doubt, next attempt in %.1f s: %s", partition_id, delay, error)
         else:
             what = f"partition {partition_id}: {'publishing' if self.doubtful is None else 'settling a send in doubt'}"
@@ -670,7 +670,7 @@ class PartitionPublisher:
         self._current = None
         if job.publication.outcome is Outcome.PUBLISHED:
             self._pace.reset()
-        elif job.is_any:
+        elif job.tries:
             failure = self._sequencer.error() if self._sequencer.failure is not None else error or job.too_large
             assert failure is not None
             error = _saying("the events are not stored", failure)
@@ -690,15 +690,17 @@ class PartitionPublisher:
                 self._on_concluded(job.sealed, first)
             except (Exception, asyncio.CancelledError) as unexpected:
                 self._break(unexpected)
-        # Last, as callers may go on within: with other calls, whatever these do.
+        # Last, as callers may go on within, with other calls.
         if first is None:
-            if job.is_any:
+            if job.tries:
                 assert error is not None
                 job.fail(error)
         else:
-            self._go_on()
+            if self._jobs:
+                self._go_on()
             job.resolve(first)
-        self._settling.resolve(None)
+        if self._settling.tries:
+            self._settling.resolve(None)
 
     def _end_all(self, error: Exception, *, is_final: bool = True) -> None:
         """Fail what was not sent. If final, also fail the callers that wait for a batch in doubt: it stays so."""

@@ -123,15 +123,21 @@ class TargetContext:
 
 
 class EventHolds:
-    """Which batch holds an event whose outcome is open, so that it is not sent in another one at the same time."""
+    """Which batch holds an event whose outcome is open, so that it is not sent in another one at the same time.
+
+    Attributes:
+        is_any: Whether there may be such a batch.
+    """
 
     def __init__(self) -> None:
+        self.is_any = False
         self._holders: dict[int, EventBatch] = {}  # by the event's identity
         self._unlisted: set[EventBatch] = set()  # batches whose events are not listed there yet
 
     def hold(self, batch: EventBatch) -> None:
         """Keep the events of a batch from being sent in another one."""
         self._unlisted.add(batch)
+        self.is_any = True
 
     def free(self, batch: EventBatch) -> None:
         """End what `hold` began."""
@@ -139,6 +145,7 @@ class EventHolds:
         for event in batch.events if self._holders else ():
             if self._holders.get(id(event)) is batch:
                 del self._holders[id(event)]
+        self.is_any = bool(self._unlisted or self._holders)
 
     def require_free(self, events: Sequence[EventData], batch: EventBatch | None = None) -> None:
         """Check that no batch but the given one holds any of these events.
@@ -601,9 +608,11 @@ class IdempotentTarget:
         if sealed not in self._under_way:
             if batch.is_under_way:
                 raise EventError(f"the batch is {batch.state.value} at another producer")
-            self._context.holds.require_free(batch.events, batch)
+            holds = self._context.holds
+            if holds.is_any:
+                holds.require_free(batch.events, batch)
             self._under_way[sealed] = batch
-            self._context.holds.hold(batch)
+            holds.hold(batch)
         batch.begun()
         try:
             await publisher.send(sealed)

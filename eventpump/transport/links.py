@@ -468,12 +468,16 @@ class ClientSendLink(ClientLink):
             self.link.drained()
 
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
-        unsettled = self._unsettled
         # All before the first is reported: who waits for it goes on within the report, and may close the link.
-        answered = [(unsettled.pop(number, None), outcome) for number, outcome in outcomes]
-        for posted, outcome in answered:
+        answered: list[tuple[_Posted, Any]] = []
+        for number, outcome in outcomes:
+            posted = self._unsettled.pop(number, None)
             if posted is not None:
-                posted.ended(None if type(outcome) is Accepted else self._error(outcome, posted.size))
+                answered.append((posted, outcome))
+        for posted, outcome in answered:
+            on_outcome, posted.on_outcome = posted.on_outcome, None
+            if on_outcome is not None:
+                on_outcome(None if type(outcome) is Accepted else self._error(outcome, posted.size))
 
     def on_detached(self, error: ServiceError) -> None:
         if self._is_open and error.condition == MESSAGE_SIZE_EXCEEDED and self.connection.is_alive:
