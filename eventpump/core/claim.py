@@ -192,7 +192,7 @@ class AttachProducer:
 
 @dataclass(frozen=True, slots=True)
 class ReadStamps:
-    """Read the stamps of an id and level after one number up to another; None if some of the events are gone."""
+    """Read the numbers in the stamps of an id and level, after one event up to another; None if some are gone."""
 
     after: int
     through: int

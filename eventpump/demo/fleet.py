@@ -94,7 +94,7 @@ class LocalService:
 
 @dataclass(slots=True)
 class HostProcess:
-    """One processor host and its last status; `killed_at` is in seconds since the Unix epoch, None if it runs."""
+    """One processor host and its last status; `killed_at` is in seconds since the Unix epoch, None if not killed."""
 
     name: str
     process: asyncio.subprocess.Process

@@ -35,11 +35,7 @@ _TIMEDELTA: Final = TypeAdapter(timedelta)
 
 
 def seconds(text: str) -> float:
-    """Parse a duration: a number of seconds, or ISO 8601, as the connector writes it.
-
-    Raises:
-        ValueError: The text is not a duration.
-    """
+    """Parse a duration: a number of seconds, or ISO 8601, as the connector writes it."""
     try:
         return float(text)
     except ValueError:
@@ -89,10 +85,6 @@ def split_fields(options: Mapping[str, str], known: Mapping[str, str]) -> tuple[
     """Split Spark's options into those of a model and the others.
 
     Names are not case-sensitive, and may have the connector's prefix.
-
-    Args:
-        options: As they were given.
-        known: The options of the model, as `option_names` returns them.
 
     Returns:
         The values of the model's fields, and the other options unchanged.

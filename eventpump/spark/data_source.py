@@ -88,11 +88,7 @@ def slots_of(spark: SparkSession) -> int | None:
 
 
 def _check_shipping(spark: SparkSession) -> None:
-    """Check that Spark's own processes can import what the driver has imported.
-
-    Raises:
-        ConfigurationError: They cannot.
-    """
+    """Check that Spark's own processes can import what the driver has imported: else a `ConfigurationError`."""
     root = _root()
     jvm = getattr(spark, "_jvm", None)  # Connect has none
     if jvm is None or root.suffix != ".whl":
@@ -167,11 +163,7 @@ class EventPumpDataSource(DataSource):
         return ddl(columns if len(hubs) == 1 else [*columns, HUB_COLUMN])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch.
-
-        Raises:
-            ConfigurationError: An option or a column is invalid.
-        """
+        """Return the reader of a batch. Raises `ConfigurationError` if an option or a column is invalid."""
         from eventpump.spark.source.options import SourceOptions
         from eventpump.spark.source.readers import BatchReader, columns_of
 
@@ -179,11 +171,7 @@ class EventPumpDataSource(DataSource):
         return BatchReader([each.for_batch(self.slots) for each in hubs], columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of a query.
-
-        Raises:
-            ConfigurationError: An option or a column is invalid.
-        """
+        """Return the reader of a query. Raises as `reader`."""
         from eventpump.spark.source.options import SourceOptions, without_effect
         from eventpump.spark.source.readers import StreamReader, columns_of
 

@@ -51,9 +51,6 @@ def java_home() -> Path:
     For a runtime without the module that Spark requests, a launcher that removes the request is written to the user's
     cache directory.
 
-    Returns:
-        The value for JAVA_HOME.
-
     Raises:
         ConfigurationError: No suitable Java was found; the error lists those found and why they are unsuitable.
     """
@@ -77,14 +74,8 @@ def java_home() -> Path:
 
 
 def use_java() -> Path:
-    """Find Java, and set the environment variable JAVA_HOME, for the Spark sessions this process starts.
-
-    Returns:
-        The new value.
-
-    Raises:
-        ConfigurationError: No suitable Java was found.
-    """
+    """Find Java, and set the environment variable JAVA_HOME, for the Spark sessions this process starts;
+    return its value."""
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)
     return home
@@ -105,11 +96,7 @@ def _candidates() -> list[tuple[str, Path | None]]:
 
 
 def _probe(home: Path | None) -> _Java | None:
-    """Run a Java to get its version and modules.
-
-    Returns:
-        None if it does not run.
-    """
+    """Run a Java to get its version and modules; None if it does not run."""
     java = "java" if home is None else str(home / "bin" / "java")
     for has_vector_module in (True, False):
         command = [java, *[_VECTOR_MODULE] * has_vector_module, "-XshowSettings:properties", "-version"]
@@ -155,11 +142,7 @@ def _with_launcher(java: Path) -> Path:
 
 
 def main() -> int:
-    """Print the JAVA_HOME to use.
-
-    Returns:
-        The exit code: 2, with one line on stderr, if there is no suitable Java.
-    """
+    """Print the JAVA_HOME to use; return the exit code: 2, with one line on stderr, if there is no suitable Java."""
     try:
         print(java_home())  # noqa: T201 - the purpose of the command
     except EventPumpError as error:

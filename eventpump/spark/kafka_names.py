@@ -53,11 +53,7 @@ _SPELLED: Final = {name.lower(): name for name in NAMES}
 
 
 def refuse_kafka_names(options: Iterable[str]) -> None:
-    """Check that no option has a name of Kafka's, which are not case-sensitive, as all of Spark's.
-
-    Raises:
-        ConfigurationError: Some have. The error says of each what to write, and shows no value.
-    """
+    """Check that no option has a name of Kafka's, which are not case-sensitive, as all of Spark's."""
     names = {name.lower() for name in options}
     found = [_SPELLED[name] for name in _SPELLED if name in names]
     unknown = sorted(name for name in names if name.startswith("kafka.") and name not in _SPELLED)

@@ -151,9 +151,6 @@ def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
     A caller that is interrupted (KeyboardInterrupt, an exception from a signal handler) cancels it and waits for its
     end, within :data:`eventpump.interfaces.CLOSE_TIMEOUT`.
 
-    Args:
-        timeout: Seconds; None for no limit.
-
     Raises:
         ServiceTimeoutError: The time is over; the coroutine was cancelled and has ended.
     """
@@ -185,12 +182,7 @@ def close_first(each: Closable) -> None:
 
 
 def close_with(owner: object, each: Closable) -> None:
-    """Have something closed when its owner is no longer used; or before the connections, by `close`.
-
-    Args:
-        owner: What uses it.
-        each: Not the owner, nor anything that refers to it.
-    """
+    """Have something, which does not refer to its owner, closed when that is no longer used; or by `close`, first."""
     worker = _current()
     worker.closed_first.add(each)
     # At the interpreter's exit it is `close` that closes it.
@@ -208,9 +200,6 @@ def transport(connection: SparkConnection) -> Transport:
 
     There is one per namespace and credential, for all hubs. It connects when first used, and reconnects after a
     connection was lost. Callers must not close it.
-
-    Raises:
-        ConfigurationError: A value of the connection is invalid.
     """
     worker = _current()
     key = connection.without_hub()

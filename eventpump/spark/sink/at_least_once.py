@@ -33,10 +33,7 @@ _IN_FLIGHT: Final = 8 * 1024 * 1024
 
 async def message_limit(connection: SparkConnection) -> int:
     """Ask what the service takes in one message, in bytes. On the loop's thread.
-
-    Raises:
-        ServiceError: No answer.
-    """
+    Raises `ServiceError` for no answer."""
     producer = HubProducer(worker.transport(connection), connection.hub, owns_transport=False)
     try:
         return await producer.message_limit(None)
@@ -65,14 +62,8 @@ class _Sender:
     """Sends encoded events: those of one partition in order, one message at a time. On the loop's thread.
 
     Args:
-        producer: Sends the messages.
-        limit: The maximum size of a message, in bytes.
-        partition_count: The number of partitions of the hub.
         anywhere: The partition that events without one go to first; another follows with each message.
         is_sticky: Whether that is so also for a plain producer, which else leaves their choice to the service.
-
-    Attributes:
-        counts: The number of events stored, by partition.
     """
 
     def __init__(
@@ -98,15 +89,7 @@ class _Sender:
             self._outbox.drop()
 
     async def add(self, partitions: Iterable[int], events: Iterable[bytes]) -> None:
-        """Send events. Waits while too much is being sent.
-
-        Args:
-            partitions: The partition of each event, or `ANYWHERE`.
-            events: The encoded events.
-
-        Raises:
-            EventPumpError: A send failed.
-        """
+        """Send encoded events, each to its partition or `ANYWHERE`. Waits while too much is being sent."""
         outbox, is_idempotent, lanes = self._outbox, self._is_idempotent, self._lanes
         for partition, event in zip(partitions, events, strict=True):
             head, rest = pieces(event, idempotent=is_idempotent)
@@ -123,20 +106,12 @@ class _Sender:
                 await self._until_below(_IN_FLIGHT)
 
     async def finish(self) -> None:
-        """Send what is left, and wait until everything is stored.
-
-        Raises:
-            EventPumpError: A send failed.
-        """
+        """Send what is left, and wait until everything is stored. Raises the error of the first send that failed."""
         self._outbox.send_now()
         await self._until_below(0)
 
     async def _until_below(self, most: int) -> None:
-        """Wait while more bytes are being sent.
-
-        Raises:
-            Exception: Of the first send that failed.
-        """
+        """Wait while more bytes are being sent. Raises the error of the first send that failed."""
         outbox = self._outbox
         await outbox.until(lambda: self._failure is not None or outbox.outgoing_bytes <= most)
         if self._failure is not None:
@@ -161,8 +136,6 @@ class SendTask:
 
     Args:
         columns: What the batches hold, in the order of `EventColumns.names`.
-        partition_count: How many partitions the hub has.
-        idempotent: Let the service recognize repeated sends within this attempt.
         router: How rows without a partition are routed.
         retry_timeout: About how many seconds an outage of the service is waited for.
         encode: The codecs to encode bodies with, or their import name.
@@ -191,9 +164,6 @@ class SendTask:
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Mapping[int, int]:
         """Send, and wait until everything is stored.
-
-        Returns:
-            How many events went to each partition.
 
         Raises:
             EventError: A row cannot be an event; those of earlier record batches may be sent.

@@ -177,11 +177,7 @@ class PartitionWork:
             self._arrived_at(self._entry.offset)
 
     def published(self, first_number: int, count: int) -> None:
-        """Record that rows from `position` on were accepted.
-
-        Args:
-            first_number: The number of the first of them.
-        """
+        """Record that rows from `position` on were accepted, the first of them with this number."""
         assert self.position is not None
         assert first_number == self._entry.number_of(self.position), "rows were sent under the numbers of other rows"
         self._arrived_at(self.position + count)
@@ -197,10 +193,6 @@ class PartitionWork:
     def troubled(self, error: EventPumpError, *, counts: bool = True, is_late: bool = False) -> bool:
         """Record that a step failed, so that the outcome of a send is unknown or it was refused: look again, or give
         up.
-
-        Args:
-            counts: Whether it counts as one of `max_tries`.
-            is_late: Whether the time for the attempt is over.
 
         Returns:
             Whether the attempt continues.

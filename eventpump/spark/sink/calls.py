@@ -31,14 +31,8 @@ class BatchCalls:
 
     @contextmanager
     def call(self, sink: Sink, run_id: str, batch_id: int) -> Iterator[None]:
-        """Record a call while it lasts, and after it if it has not failed.
-
-        Args:
-            run_id: The run of the query.
-
-        Raises:
-            ConfigurationError: There is, or was, another call for this batch in this run.
-        """
+        """Record a call in a run while it lasts, and after it if it has not failed.
+        Raises `ConfigurationError` for a second one."""
         mine = _Call(run_id, batch_id)
         over = _Call(run_id, batch_id, is_over=True)
         with self._lock:

@@ -66,10 +66,7 @@ _NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OP
 
 def writer_options(given: Mapping[str, str]) -> WriterOptions:
     """Parse the options; their names are not case-sensitive.
-
-    Raises:
-        ConfigurationError: An option is unknown, or its value is invalid.
-    """
+    Raises `ConfigurationError` for one that is unknown or invalid."""
     values, rest = split_fields(given, WRITER_OPTIONS)
     for name in rest:
         plain = name.lower().removeprefix(CONNECTOR_PREFIX)
@@ -80,11 +77,7 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """The result of one task.
-
-    Args:
-        counts: How many events it wrote, by hub partition.
-    """
+    """The result of one task: how many events it wrote, by hub partition."""
 
     counts: Mapping[int, int] = field(default_factory=dict)
 
@@ -98,12 +91,7 @@ class _Writing:
 
     @classmethod
     def plan(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> _Writing:
-        """Check everything that can be checked before sending; reads the number of partitions from the service.
-
-        Raises:
-            ConfigurationError: An option or a column is invalid.
-            ServiceError: The hub cannot be reached.
-        """
+        """Check everything that can be checked before sending; reads the number of partitions from the service."""
         if overwrite:
             raise ConfigurationError(
                 "mode",
@@ -126,15 +114,7 @@ class _Writing:
 
 
 class _Writer:
-    """Appends rows to a hub, at least once.
-
-    Args:
-        options: The options as Spark passes them.
-
-    Raises:
-        ConfigurationError: An option or a column is invalid.
-        ServiceError: The hub cannot be reached.
-    """
+    """Appends rows to a hub, at least once. Raises as `_Writing.plan`."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._writing = _Writing.plan(options, schema, overwrite=overwrite)

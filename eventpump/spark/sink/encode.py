@@ -67,9 +67,6 @@ class EventEncoder:
     """Encodes the rows of one task, one record batch after another.
 
     Args:
-        columns: The columns of the batches, in the order of `EventColumns.names`.
-        partition_count: How many partitions of the hub this batch uses.
-        max_message_size: The service's limit for one message, in bytes.
         reserved: Bytes that will be added to each event besides its numbers.
         router: How rows without a partition are routed, see `SinkRouter`.
         first: The partition that the first row goes to round robin.
@@ -116,14 +113,8 @@ class EventEncoder:
         self._row = 0
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[int], list[bytes]]:
-        """Encode a batch.
-
-        Returns:
-            For each row, the hub partition, or `ANYWHERE`, and the event.
-
-        Raises:
-            EventError: A row cannot be an event; the error names the row.
-        """
+        """Encode a batch: for each row, the hub partition, or `ANYWHERE`, and the event.
+        Raises `EventError`, which names the row."""
         self._arrays = dict(zip(self._columns.roles, batch.columns, strict=False))
         try:
             return self._encode()
@@ -134,9 +125,6 @@ class EventEncoder:
 
     def encode_good(self, batch: pa.RecordBatch, *, keeps: bool) -> tuple[list[int], list[bytes]]:
         """Encode a batch with rows that cannot be events.
-
-        Args:
-            keeps: Whether to return such rows, with their errors.
 
         Returns:
             As `encode`; for a row that cannot be an event `NOWHERE`, and what `bad_row` decodes, or nothing.
@@ -362,11 +350,7 @@ def task_number() -> int:
 
 
 def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> list[int]:
-    """Choose the partition of each event that has neither partition nor key, by a hash of its bytes.
-
-    Args:
-        count: How many partitions there are.
-    """
+    """Choose the partition of each event that has neither partition nor key, by a hash of its bytes."""
     return [
         zlib.crc32(event) % count if partition == ANYWHERE else partition
         for partition, event in zip(partitions, events, strict=True)

@@ -115,12 +115,8 @@ _DELETED_AT_ONCE: Final = 8
 
 
 class Stores(NamedTuple):
-    """What a sink keeps outside of the service: open stores.
-
-    Args:
-        ledger: Its records.
-        rows: The rows of batches that are not done.
-    """
+    """What a sink keeps outside of the service: open stores, of the ledger's records and of the rows of batches not
+    done."""
 
     ledger: LedgerStore
     rows: RowStore
@@ -150,11 +146,7 @@ _DEFAULTS: Final = PublishOptions()
 
 
 def sink_of(transport: Transport, hub: str, sink_id: str, part: str | None = None) -> Sink:
-    """Name a sink, or a part of one.
-
-    Raises:
-        ConfigurationError: Sink id or part cannot be a name.
-    """
+    """Name a sink, or a part of one. Raises `ConfigurationError` if sink id or part cannot be a name."""
     directory_name(sink_id)
     if part is not None:
         directory_name(part, "part")
@@ -206,22 +198,14 @@ async def plan_batch(
 async def planned_batch(
     stores: Stores, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
 ) -> Plan | None:
-    """Return the plan of a batch, which may be done; None if the ledger has none.
-
-    Raises:
-        StoreError: The store failed, or the record cannot be read.
-    """
+    """Return the plan of a batch, which may be done; None if the ledger has none. Raises `StoreError`."""
     return await _Outside(stores, transport, batch, options).carry_out(find_plan(batch))
 
 
 async def check_overtaken(
     stores: Stores, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
 ) -> None:
-    """Check, where publishing has failed, whether that is because another run of the query goes on.
-
-    Raises:
-        StoreError: It is; or the store failed.
-    """
+    """Check, where publishing has failed, whether that is as another run of the query goes on: then a `StoreError`."""
     await _Outside(stores, transport, batch, options).carry_out(overtaken(batch))
 
 
@@ -445,8 +429,6 @@ class PartitionPublishing:
     attempt or a rival, are not needed. Cancelled or failed, it is of no more use; another attempt may follow at once.
 
     Args:
-        plan: Of the batch.
-        partition_id: One of the plan's.
         publisher: One that was kept from an earlier batch, to begin with instead of looking; see `may_continue`.
 
     Raises:
@@ -517,9 +499,6 @@ class PartitionPublishing:
 
         Returns:
             The first row that is not stored; None where the producer's state is lost: go on to `finish`.
-
-        Raises:
-            EventPumpError: The attempt has failed: see `finish`.
         """
         while not self._is_over():
             if self._work.needed is not None:
@@ -534,9 +513,6 @@ class PartitionPublishing:
         Args:
             first: The index of the first of them. Rows before it were added, or are stored.
             events: Encoded events, without numbers of idempotent publishing.
-
-        Raises:
-            EventPumpError: The attempt has failed: see `finish`.
         """
         if self._is_over():
             return
@@ -570,11 +546,8 @@ class PartitionPublishing:
         return self._work.receipt()
 
     def release(self) -> PartitionPublisher | None:
-        """Return the publisher, for the next batch, after `finish` has returned a receipt. It is the caller's then.
-
-        Returns:
-            None if there is none that can be used again.
-        """
+        """Return the publisher, the caller's now, for the next batch, after `finish` has returned a receipt;
+        None if it is no use."""
         assert self._task is not None
         assert self._task.done()
         publisher = self._publisher
@@ -586,11 +559,7 @@ class PartitionPublishing:
     # ------------------------------------------------------------------------------------------ rows
 
     def _is_over(self) -> bool:
-        """Whether nothing more is sent.
-
-        Raises:
-            EventPumpError: The attempt has failed.
-        """
+        """Whether nothing more is sent. Raises an error if the attempt has failed."""
         task = self._task
         if task is None or task.cancelled():
             raise ClosedError("partition's publishing")

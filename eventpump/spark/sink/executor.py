@@ -41,11 +41,8 @@ class EncodeTask:
     """Encodes the rows of one task of a DataFrame: for `mapInArrow`. Pickled for executors.
 
     Args:
-        columns: The columns of the batches, in the order of `EventColumns.names`.
         reserved: Bytes that will be added to each event besides its numbers.
-        router: How keys are assigned to partitions.
         encode: The codecs to encode bodies with, or their import name.
-        on_bad_row: What happens with a row that cannot be an event.
     """
 
     columns: EventColumns
@@ -58,10 +55,7 @@ class EncodeTask:
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[int], list[bytes]]]:
         """Encode rows: for each batch the partition of each row, and its event.
-
-        Raises:
-            EventError: A row cannot be an event.
-        """
+        Raises `EventError` if a row cannot be one."""
         encoder = self.encoder()
         for batch in batches:
             if self.on_bad_row == "fail":
@@ -96,11 +90,7 @@ class OrderTask:
     has_summary: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return partition, ordering columns, the place of the row in the frame, and the event.
-
-        Raises:
-            EventError: A row cannot be an event.
-        """
+        """Return partition, ordering columns, the place of the row in the frame, and the event. Raises `EventError`."""
         columns = len(self.encoding.columns.order_by)
         names = ["partition", *(f"order_{number}" for number in range(columns)), "place", "event"]
         first = task_number() << _PLACE_BITS
@@ -150,8 +140,6 @@ class SharedRows:
     """The row store of a run, for its tasks.
 
     Args:
-        store: One that is not open.
-        directory: The sink's in it.
         token: What the driver has written, so that tasks see whether they share the store with it.
         timeout: Seconds for which an outage of the store is waited for.
     """
@@ -163,18 +151,11 @@ class SharedRows:
 
     async def opened(self) -> RowStore:
         """Return the open store of this process. On the loop's thread.
-
-        Raises:
-            StoreError: It failed, or is not the driver's.
-        """
+        Raises `StoreError` if it failed, or is not the driver's."""
         return await worker.once(_OpenStores).of(self)
 
     async def write(self, batch_id: int, parts: Sequence[Buffer]) -> str:
-        """Write an object with rows of a batch; return its name in the directory.
-
-        Raises:
-            StoreError: The store failed.
-        """
+        """Write an object with rows of a batch; return its name in the directory. Raises `StoreError`."""
         store = await self.opened()
         stem = f"{self.directory}/{rows_stem(batch_id)}"
         name = await patiently(lambda: store.write(stem, parts), self.timeout)
@@ -284,12 +265,7 @@ def _returned(segments: Iterable[Segment], rows: bytes | None, summaries: set[st
 
 @dataclass(frozen=True, slots=True)
 class PublishTask:
-    """Publishes the rows of whole hub partitions, several at a time: for `mapInArrow`. Pickled for executors.
-
-    Args:
-        batch: Where the rows are.
-        tasks: How many tasks divide the partitions among themselves: each has neighbours.
-    """
+    """Publishes the rows of whole hub partitions, several at a time: for `mapInArrow`. Pickled for executors."""
 
     connection: SparkConnection
     plan: Plan
@@ -299,14 +275,8 @@ class PublishTask:
     tasks: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish, and yield one outcome per partition with rows.
-
-        Args:
-            batches: The numbers of tasks whose partitions are published.
-
-        Raises:
-            Exception: As `publish_rows`.
-        """
+        """Publish partitions of the tasks with these numbers, and yield one outcome for each with rows.
+        Raises as `publish_rows`."""
         worker.spare_collections()
         for batch in batches:
             for number in batch.column(0).to_pylist():

@@ -629,10 +629,7 @@ class _Publication:
 
     def _read(self, plan: Plan) -> KeptBatch:
         """Read the object that a plan names.
-
-        Raises:
-            StoreError: It is not there, or not as it was written; or the store failed; or another run goes on.
-        """
+        Raises `StoreError` if it is not as it was written, or another run goes on."""
         try:
             return worker.run(read_batch(self._stores.rows, self._directory, plan, self._settings.retry_timeout))
         except StoreError as error:
@@ -662,11 +659,7 @@ class _Publication:
             raise
 
     def _check_overtaken(self, cause: Exception | None = None) -> None:
-        """Check, where publishing has failed, whether that is because another run goes on.
-
-        Raises:
-            StoreError: It is.
-        """
+        """Check, where publishing has failed, whether that is because another run goes on: then a `StoreError`."""
         check = check_overtaken(self._stores, self._transport, self._batch, self._options)
         try:
             worker.run(check)
@@ -748,11 +741,8 @@ class _Publication:
         return ordered.select("partition", "event")
 
     def _tasks(self, partition_count: int, rows: int | None) -> int:
-        """Return how many tasks have the rows of these hub partitions.
-
-        Args:
-            rows: How many there are; None if that is not known.
-        """
+        """Return how many tasks have the rows of these hub partitions;
+        None if it is not known how many rows there are."""
         slots = _slots(self._frame.sparkSession)
         most = min(partition_count, self._settings.max_tasks or partition_count, _TASKS_PER_SLOT * slots)
         return most if rows is None else min(most, 1 + rows // _ROWS_PER_TASK)

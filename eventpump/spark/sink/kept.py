@@ -46,7 +46,6 @@ class Segment:
         name: The object; "" for the one that the plan names.
         partition: The hub partition's number; `NOWHERE` for rows that cannot be events.
         offset: The first byte; of the object that the plan names, after its index.
-        crc: The CRC-32 of its bytes.
     """
 
     name: str
@@ -58,15 +57,8 @@ class Segment:
 
 
 def segmented(partitions: Sequence[int], events: Sequence[bytes]) -> tuple[list[Buffer], list[Segment]]:
-    """Put rows together by their hub partitions.
-
-    Args:
-        partitions: Of each row.
-        events: Encoded, in the order of the rows.
-
-    Returns:
-        The bytes, in parts, and the segments that they have, without the name of an object.
-    """
+    """Put rows together by their partitions;
+    return their bytes, in parts, and the segments, without the name of an object."""
     # Arrow's buffers are divided as they are: nothing is done per row.
     placed = pa.array(partitions, pa.int32())
     order = pc.array_sort_indices(placed)
@@ -109,23 +101,15 @@ def decode_segments(text: str | bytes) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class KeptBatch:
-    """The rows of a batch.
-
-    Args:
-        segments: In the order of the rows: those of a partition follow one another.
-        payload: The bytes of the segments without a name.
-    """
+    """The rows of a batch; segments of a partition follow one another, and `payload` has those without a name."""
 
     segments: tuple[Segment, ...]
     payload: bytes = b""
 
     @classmethod
     def collected(cls, found: Iterable[tuple[str, bytes | None]]) -> KeptBatch:
-        """Put together what tasks have returned, see `executor.KeepTask`.
-
-        Args:
-            found: Segments as JSON, and their bytes, if these were returned.
-        """
+        """Put together what tasks have returned (`executor.KeepTask`): segments as JSON, and their bytes if these were
+        returned."""
         segments: list[Segment] = []
         payloads: list[bytes] = []
         base = 0
@@ -174,11 +158,7 @@ class KeptBatch:
 
     @classmethod
     def decode(cls, raw: bytes, rows: KeptRows) -> KeptBatch:
-        """Decode the object that a plan names.
-
-        Raises:
-            ValueError: These are not the bytes that were written.
-        """
+        """Decode the object that a plan names. Raises `ValueError` if these are not the bytes that were written."""
         if hashlib.sha256(raw).hexdigest() != rows.digest:
             raise ValueError(f"{rows.name} has {len(raw)} bytes, which are not the {rows.size} that were written")
         (size,) = _SIZE.unpack_from(raw)
@@ -190,11 +170,6 @@ class KeptBatch:
 
 async def read_batch(store: RowStore, directory: str, plan: Plan, timeout: float) -> KeptBatch:
     """Read the object that a plan with rows names.
-
-    Args:
-        store: An open one.
-        directory: The sink's in it.
-        timeout: Seconds for which an outage of the store is waited for.
 
     Raises:
         StoreError: The store failed, or does not have what was written.
@@ -211,13 +186,7 @@ async def read_batch(store: RowStore, directory: str, plan: Plan, timeout: float
 
 
 class RowReader:
-    """Reads the rows of a plan.
-
-    Args:
-        store: An open one.
-        directory: The sink's in it.
-        timeout: Seconds for which an outage of the store is waited for.
-    """
+    """Reads the rows of a plan from an open store. An outage of that is waited for, so many seconds."""
 
     def __init__(self, store: RowStore, directory: str, batch: KeptBatch, timeout: float) -> None:
         self._store = store

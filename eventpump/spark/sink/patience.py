@@ -29,16 +29,7 @@ async def patiently(
     is_final: Callable[[Exception], bool] = gives_up,
     on_retry: Callable[[Exception, float], None] | None = None,
 ) -> T:
-    """Ask the service or the ledger's store, again where that may help, until a time is over.
-
-    Args:
-        timeout: Seconds after which no other try begins.
-        base_delay: Seconds; the bound of the first delay.
-        is_final: As for `retrying`.
-
-    Raises:
-        Exception: Of the last try.
-    """
+    """Ask the service or the ledger's store, again where that may help, until a time is over."""
     until = asyncio.get_running_loop().time() + timeout
     policy = Unlimited(base_delay, max(base_delay, LONGEST_DELAY))
     rng = random.Random() if rng is None else rng
@@ -46,22 +37,15 @@ async def patiently(
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], timeout: float = RETRY_TIMEOUT) -> T:
-    """Ask the service, again where that may help. What fails in the ledger's store is not repeated: it was already.
-
-    Raises:
-        Exception: Of the last try.
-    """
+    """Ask the service, again where that may help. What fails in the ledger's store is not repeated: it was already."""
     return await patiently(
         attempt, timeout, is_final=lambda error: not isinstance(error, ServiceError) or gives_up(error)
     )
 
 
 def patient_retry(timeout: float, given: RetryOptions | None = None) -> RetryOptions:
-    """Return retries of sends that together wait for about as many seconds.
-
-    Args:
-        given: The user's: with their delays, and as many as they say, if they do.
-    """
+    """Return retries of sends that together wait for about so many seconds, by the user's delays, and as often as they
+    say."""
     if given is None:
         # Each delay is random, between nothing and its bound.
         tries = max(3, min(100, math.ceil(timeout / (LONGEST_DELAY / 2))))

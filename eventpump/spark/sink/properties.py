@@ -227,9 +227,7 @@ def value_of(name: str, text: str | None, kind: str | None) -> Any:
     """Return the value that a text stands for.
 
     Args:
-        name: The property's name, for the error.
         text: As the source writes it: see `eventpump.spark.source.rows.text_of`. None for null.
-        kind: The name of its AMQP type; None for text.
 
     Raises:
         EventError: The text is not of this type, or values of the type cannot be made of a text.
@@ -271,10 +269,7 @@ _OF_FIELD: Final = MappingProxyType(
 
 def standard_values(texts: Pairs, types: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the standard properties among the source's system properties.
-
-    Raises:
-        EventError: A text is not of its type.
-    """
+    Raises `EventError` if a text is not of its type."""
     return {
         field: value_of(name, text, _OF_FIELD.get(field) or types.get(name))
         for name, text in texts

@@ -190,9 +190,6 @@ class PartitionTail:
 class DriverRun:
     """One run of a driver, over all its batches. Not to be pickled: a process that continues elsewhere is another run.
 
-    Args:
-        run_id: Unique for this run.
-
     Attributes:
         claim: The number of its claim in the ledger; None before its first batch.
         concluded: The newest batch that it has concluded; None before the first.
@@ -212,9 +209,7 @@ class MicroBatch:
 
     Args:
         query_id: Spark's id of the query, which stays the same across restarts; None if Spark does not provide it.
-        run: The run of the driver.
         limits: For a new plan; an existing one keeps its own.
-        is_stamped: For a new plan, likewise.
         renew_at: See `RENEW_AT`.
         first_batch: A batch that may be the first in an empty ledger, as batch 0 may.
         may_repeat: Whether an earlier run may have begun the batch. Spark repeats only the first batch of a run.
@@ -258,7 +253,6 @@ class Unplanned:
     """A batch that has no plan yet. Nothing of it was created.
 
     Args:
-        partition_ids: The hub's partitions, by number.
         prior: The newest record that a batch is done; None for a new sink.
         opened: The service's answers for partitions that need a new producer.
     """
@@ -382,11 +376,7 @@ def _claim(batch: MicroBatch) -> Procedure[None]:
 
 
 def _require_latest(batch: MicroBatch) -> Procedure[None]:
-    """Check that no other run has claimed the sink since this one.
-
-    Raises:
-        StoreError: One has.
-    """
+    """Check that no other run has claimed the sink since this one: else a `StoreError`."""
     if batch.run.claim is not None and (yield _look_for_later(batch.run)) is not None:
         raise _overtaken(batch)
 
@@ -402,21 +392,13 @@ def _overtaken(batch: MicroBatch) -> StoreError:
 
 
 def find_plan(batch: MicroBatch) -> Procedure[Plan | None]:
-    """Return the first plan of a batch; None if the ledger has none.
-
-    Raises:
-        Exception: As `prepare`.
-    """
+    """Return the first plan of a batch; None if the ledger has none. Raises as `prepare`."""
     return (yield from _read(batch, plan_name(batch.batch_id), Plan))
 
 
 def overtaken(batch: MicroBatch) -> Procedure[None]:
-    """Check, where publishing has failed, whether that is because another run goes on with the query: it deletes the
-    rows of what is done.
-
-    Raises:
-        StoreError: It is.
-    """
+    """Check, where publishing has failed, whether another run goes on, which deletes rows of what is done: a
+    `StoreError`."""
     yield from _require_latest(batch)
     if isinstance((yield from _find_done(batch, batch.batch_id)), Done):
         raise StoreError(f"publish batch {batch.batch_id} of the sink {batch.sink.name!r}", _OVERTAKEN)
@@ -720,11 +702,7 @@ def make_plan(unplanned: Unplanned, rows: WrittenRows) -> Procedure[Plan]:
 
 
 def _create_plan(batch: MicroBatch, mine: Plan) -> Procedure[Plan]:
-    """Create a plan.
-
-    Returns:
-        The stored plan: if two runs create one, that of the first.
-    """
+    """Create a plan; return the stored one: if two runs create one, that of the first."""
     name = plan_name(mine.batch_id, mine.revision)
     if (yield CreateRecord(name, encode_record(mine))):
         return mine
@@ -785,11 +763,7 @@ def _opened(partition_id: str, answer: object, tail: int, count: int, offset: in
 
 
 def _continued(prior: PartitionDone, tail: PartitionTail | None, count: int) -> PartitionPlan:
-    """Continue a producer.
-
-    Args:
-        tail: Where the partition ends; None if it was not asked for.
-    """
+    """Continue a producer; the partition's end is None if it was not asked for."""
     return PartitionPlan(
         partition_id=prior.partition_id,
         producer_id=prior.producer_id,
@@ -889,11 +863,7 @@ def _take_over(batch: MicroBatch, plan: Plan, lost: Mapping[str, StateLost], pol
 
 
 def _follow(batch: MicroBatch, plan: Plan, concluded: Done | TakeOver | None) -> Procedure[Plan | Done]:
-    """Follow the take-overs of a batch to its newest plan or its end, and carry out one that was only intended.
-
-    Args:
-        concluded: The record that concludes the plan.
-    """
+    """Follow the take-overs of a batch to its newest plan or its end, and carry out one that was only intended."""
     while isinstance(concluded, TakeOver):
         revised = yield from _read(batch, plan_name(plan.batch_id, plan.revision + 1), Plan)
         if revised is None:
@@ -938,11 +908,8 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
 
 
 def count_stored(entry: PartitionPlan, rows: Iterable[int]) -> int:
-    """Count the stored rows, from the stamps that were found after the planned tail.
-
-    Raises:
-        ProducerStateLostError: A row is missing among them.
-    """
+    """Count the stored rows, by stamps found after the planned tail.
+    Raises `ProducerStateLostError` if one is missing."""
     found = set(rows)
     count = entry.offset
     while count in found:

@@ -79,7 +79,6 @@ async def publish_rows(
     """Publish a batch's rows, several partitions at the same time.
 
     Args:
-        only: The partitions to publish; None for all.
         kept: The links of the batch before, if the same process published that too; afterwards, those of this one.
         is_first: Whether the plan was just created by this run, so that no earlier attempt may have sent anything.
 

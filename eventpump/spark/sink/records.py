@@ -71,10 +71,7 @@ class Sink(Record):
     @property
     def directory(self) -> str:
         """The name of its directory: no sink and no other part has the same.
-
-        Raises:
-            ConfigurationError: Sink id or part cannot be a name.
-        """
+        Raises `ConfigurationError` if it cannot be a name."""
         own = directory_name(self.sink_id)
         return own if self.part is None else f"{own}~{directory_name(self.part, 'part')}"
 
@@ -106,12 +103,8 @@ LIMITS: Final = PackingLimits()
 
 
 class KeptRows(Record):
-    """The object of the row store that has the rows of a batch, or names the objects that have them.
-
-    Args:
-        name: Its name in the sink's directory.
-        digest: SHA-256 of its bytes, in hexadecimal digits.
-    """
+    """The object of the row store that has the rows of a batch, or names the objects that have them;
+    its digest is SHA-256."""
 
     name: Text
     size: Annotated[int, Field(ge=1)]
@@ -166,10 +159,7 @@ class Plan(BatchRecord):
     """How a batch is published. Picklable, because it is sent to tasks.
 
     Args:
-        query_id: Spark's id of the query; None if Spark does not provide it.
-        run_id: The run of the driver that wrote it.
         partitions: In the order of their numbers.
-        is_stamped: Whether every event carries the property `STAMP`.
         rows: Where its rows are kept; None if it has none.
         bad_rows: How many rows could not be events.
         revision: How often producers were taken over.
@@ -189,11 +179,7 @@ class Plan(BatchRecord):
         return tuple(each.partition_id for each in self.partitions)
 
     def partition(self, partition_id: str) -> PartitionPlan:
-        """Return a partition's part.
-
-        Raises:
-            KeyError: The plan has no such partition.
-        """
+        """Return a partition's part. Raises `KeyError` if the plan has none."""
         for each in self.partitions:
             if each.partition_id == partition_id:
                 return each
@@ -209,11 +195,7 @@ class Plan(BatchRecord):
 
 
 class TakenProducer(Record):
-    """A producer to be taken over.
-
-    Args:
-        owner_level: The level to raise it to.
-    """
+    """A producer to be taken over, and the level to raise it to."""
 
     partition_id: Text
     producer_id: ProducerId
@@ -228,11 +210,7 @@ class TakeOver(BatchRecord):
 
 
 class RunClaim(Record):
-    """The claim of a run of the driver on its sink: the run of the latest claim publishes, and earlier ones end.
-
-    Args:
-        batch_id: The first batch that the run was called for.
-    """
+    """The claim of a run of the driver on its sink: the run of the latest claim publishes, and earlier ones end."""
 
     version: Literal[2] = 2
     kind: Literal["claim"] = "claim"
@@ -246,7 +224,6 @@ class PartitionReceipt(Record):
     """The report that all rows of a partition are stored.
 
     Args:
-        count: How many rows it has.
         offset: Rows before it have numbers of a producer that was taken over.
         first_number: The number of row `offset`; None if no row has a number of this producer.
         next_number: The number after the last row's.
@@ -289,7 +266,6 @@ class PartitionDone(Record):
     """The state of a partition's producer after a batch.
 
     Args:
-        count: How many rows the batch has.
         first_number: The number of the batch's first row under this producer; None if there is none.
         tail: The lowest sequence number that the partition's last event can have from now on.
     """
@@ -335,14 +311,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(raw: bytes | str, *kinds: type[R]) -> R:
-    """Decode a record.
-
-    Args:
-        kinds: The accepted kinds.
-
-    Raises:
-        ValueError: The record is unreadable, of another kind, or of another version.
-    """
+    """Decode a record of one of these kinds. Raises `ValueError` if it is unreadable, or another kind or version."""
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):
@@ -373,25 +342,15 @@ def encode_outcome(outcome: PartitionOutcome) -> str:
 
 
 def decode_outcome(text: str) -> PartitionOutcome:
-    """Decode a task's report.
-
-    Raises:
-        ValueError: The text is not a report.
-    """
+    """Decode a task's report. Raises `ValueError` if the text is none."""
     outcome = decode_record(text, PartitionReceipt, StateLost)
     assert isinstance(outcome, PartitionReceipt | StateLost)
     return outcome
 
 
 def directory_name(sink_id: str, field: str = "sink_id") -> str:
-    """Convert a sink id to a name that file systems and blob containers accept, one to one. It has no tilde.
-
-    Args:
-        field: What it is, for errors.
-
-    Raises:
-        ConfigurationError: It cannot be converted.
-    """
+    """Convert a sink id to a name for file systems and containers, one to one, with no tilde.
+    Raises `ConfigurationError`."""
     if not sink_id or not sink_id.isprintable():
         raise ConfigurationError(field, "must be printable text")
     escaped = _UNSAFE.sub(lambda found: b"%%%02X" % found.group()[0], sink_id.encode("utf-8", "surrogatepass")).decode()

@@ -81,8 +81,6 @@ class Values:
     Args:
         kind: The constructor; 0 if the message has no such value.
         at: The position of the constructor.
-        begin: The position at which the content begins.
-        end: The position at which it ends.
     """
 
     kind: Bytes
@@ -97,7 +95,6 @@ class Entries:
 
     Args:
         names: For every round and message, the index of the entry's name; -1 if there is no entry.
-        values: The values of every round.
     """
 
     names: list[Ints]
@@ -109,7 +106,6 @@ class Walk:
 
     Args:
         data: The messages, and `PADDING` zero bytes.
-        lengths: The length of each message, in bytes.
 
     Attributes:
         odd: The messages that the general decoder must read.
@@ -199,11 +195,7 @@ class Walk:
     # ------------------------------------------------------------------------------------------------- contents
 
     def _frames(self, sections: Values, unit: int) -> tuple[Bools, Ints, Ints]:
-        """Read how many items lists and maps have. Messages whose list or map cannot hold its items are odd.
-
-        Returns:
-            Which have any, their numbers in units, and the positions of the first.
-        """
+        """Read how many items lists and maps have. Messages whose list or map cannot hold its items are odd."""
         wide = sections.kind >= 0xD0
         head = self._heads(sections.begin)
         count = head[:, 0].astype(np.int64)

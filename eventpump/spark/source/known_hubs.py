@@ -118,12 +118,7 @@ class LookPace(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What one request reads: the properties of a hub, or of one of its partitions.
-
-    Args:
-        hub: The index of the hub among those of the query.
-        partition_id: None for the hub itself.
-    """
+    """What one request reads: the properties of a hub by its index in the query, or of one of its partitions."""
 
     hub: int
     partition_id: str | None
@@ -140,11 +135,7 @@ class HubFacts:
     bytes."""
 
     def snapshot(self, hub: str) -> HubSnapshot:
-        """Return the sequence numbers as a snapshot.
-
-        Args:
-            hub: The hub's name as the query spells it.
-        """
+        """Return the sequence numbers as a snapshot, under the hub's name as the query spells it."""
         return HubSnapshot.of(hub, self.hub.created_at, self.partitions, self.sizes)
 
 
@@ -160,11 +151,7 @@ class _Hub:
 
 
 class KnownHubs:
-    """What a query's driver knows of its hubs, since when, and which part of it to read next.
-
-    Args:
-        hubs: How many hubs the query has.
-    """
+    """What a query's driver knows of its hubs, since when, and which part of it to read next."""
 
     def __init__(self, hubs: int) -> None:
         self._hubs = [_Hub() for _ in range(hubs)]
@@ -187,8 +174,6 @@ class KnownHubs:
 
         Args:
             partition_ids: The partitions to read; those that are new are read next, and others are forgotten.
-            asked_at: When the answer was asked for.
-            now: When it came.
         """
         known = self._hubs[hub]
         if known.properties is None or known.properties.created_at != properties.created_at:
@@ -217,9 +202,6 @@ class KnownHubs:
         recreated.
 
         Where numbers went back, the hub is to be read again: it may be another one.
-
-        Args:
-            asked_at: When the answer was asked for.
         """
         item = Item(hub, properties.partition_id)
         if item not in self._asked or asked_at < self._hubs[hub].recreated_at:
@@ -241,15 +223,8 @@ class KnownHubs:
         known[properties.partition_id] = properties
 
     def shown(self, hub: int, partition_id: str, number: int, newest: LastEnqueued | None, now: float) -> bool:
-        """Record an event that a link has shown.
-
-        Args:
-            number: Its sequence number.
-            newest: What the service stated with it about the partition's newest event.
-
-        Returns:
-            Whether that is news.
-        """
+        """Record an event that a link has shown, and what it stated of the partition's newest one;
+        return whether that is news."""
         item = Item(hub, partition_id)
         before = self._hubs[hub].partitions.get(partition_id)
         if before is None:
@@ -290,7 +265,6 @@ class KnownHubs:
         Otherwise the requests are as many as the rate allows, and partitions that lately had events get more of them.
 
         Args:
-            rate: The most requests in a second.
             interval: Seconds; None for a rate that follows from when the last event was seen.
         """
         if interval is None:
@@ -308,7 +282,6 @@ class KnownHubs:
 
         Args:
             active: How many such partitions are among it, at most, even if it is not their turn.
-            without: What need not be read.
         """
         wanted = self._asked.keys() - without
         if count >= len(wanted):
@@ -337,11 +310,7 @@ class KnownHubs:
         return HubFacts(known.properties, partitions, sizes)
 
     def snapshots(self, names: Iterable[str]) -> Mapping[str, HubSnapshot]:
-        """Return the sequence numbers of all hubs, by name in lower case.
-
-        Args:
-            names: The hubs' names as the query spells them.
-        """
+        """Return the sequence numbers of all hubs, by name in lower case."""
         return {name.lower(): self.facts(index).snapshot(name) for index, name in enumerate(names)}
 
 

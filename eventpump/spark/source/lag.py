@@ -125,7 +125,6 @@ class Offsets:
     """A position as the source writes it into a query's progress.
 
     Args:
-        numbers: Per hub and partition, the number of the next event.
         created: When each hub was created, as text, by its name in lower case; without those where it is not known.
     """
 
@@ -134,11 +133,7 @@ class Offsets:
 
 
 def parse_offsets(text: str | None) -> Offsets | None:
-    """Parse offsets as the source writes them into a query's progress.
-
-    Returns:
-        None if the source did not write them.
-    """
+    """Parse offsets as the source writes them into a query's progress; None if the source did not write them."""
     try:
         offsets = json.loads(text or "null")
     except ValueError:  # Spark reports a missing offset as "None"
@@ -187,11 +182,8 @@ class _Growth:
         self.ends.append(end)
 
     def rates(self, time: float, position: int, end: int) -> tuple[float | None, float | None]:
-        """Record a batch.
-
-        Returns:
-            The events per second that arrived and that were read since the batch before; None if that is not known.
-        """
+        """Record a batch;
+        return the events per second that arrived and were read since the one before, None if not known."""
         before, self.batch = self.batch, (time, position, end)
         if before is None:
             return None, None
@@ -233,9 +225,6 @@ class LagLedger:
         Args:
             time: When it ended, in seconds since the Unix epoch.
             sources: For each eventpump source, the end of the batch and the latest offsets, as it wrote them.
-
-        Returns:
-            The lag per partition, by hub and number.
         """
         found: list[PartitionLag] = []
         grown = self._runs.setdefault(run_id, {})

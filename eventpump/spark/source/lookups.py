@@ -57,11 +57,8 @@ async def read_facts(transport: Transport, options: SourceOptions, budget: Reque
 
 
 async def request(ask: Callable[[], Awaitable[_T]], options: SourceOptions, budget: RequestBudget) -> _T:
-    """Make a request as soon as the budget allows it, and again after transient failures, for `retry_timeout` seconds.
-
-    Raises:
-        ServiceError: The failure lasted longer, or is permanent.
-    """
+    """Make a request as soon as the budget allows it, and again after transient failures, for `retry_timeout`
+    seconds."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(budget.turn(loop.time()))
 
@@ -115,9 +112,6 @@ async def find_numbers(
 async def require_consumer_group(transport: Transport, options: SourceOptions, option: str = "consumerGroup") -> None:
     """Check that a consumer group exists. A link without an owner level is opened for that: it disconnects no other
     reader.
-
-    Args:
-        option: Which group: that of "consumerGroup" or "watchConsumerGroup".
 
     Raises:
         ConfigurationError: It does not exist.
@@ -210,7 +204,6 @@ async def persist(
     """Repeat a request until it is answered.
 
     Args:
-        ask: Starts the request; called once per attempt.
         timeout: Seconds, the option `retryTimeout`.
         retry: The delays, and how many attempts there are within that time.
         is_final: Returns whether no further attempt can help after an error.

@@ -75,7 +75,6 @@ class SourcePartition:
     """The input of one task: ranges of one hub, each of a different hub partition.
 
     Args:
-        hub: The index of the hub among those of the source.
         keep_links: Seconds for which its exclusive links stay open for the next task.
     """
 
@@ -132,11 +131,8 @@ class ReceiveOptions:
 
 
 def keep_links_for(interval: float | None) -> float:
-    """Return the seconds for which exclusive links stay open after their task.
-
-    Args:
-        interval: Seconds between the last two batches of the query; None if there was only one.
-    """
+    """Return the seconds for which exclusive links stay open after their task;
+    batches are an interval apart, if that is known."""
     return KEEP_LINKS if interval is None else min(KEEP_LINKS, max(LEAST_KEEP_LINKS, 2 * interval))
 
 
@@ -145,11 +141,8 @@ def keep_links_for(interval: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """The numbers that a partition holds: from `earliest` to before `latest`.
-
-    Args:
-        mean_size: The mean size of its events in bytes; None if it is not known.
-    """
+    """The numbers that a partition holds: from `earliest` to before `latest`;
+    the mean size of its events is in bytes."""
 
     earliest: int
     latest: int
@@ -168,7 +161,6 @@ class HubSnapshot:
 
     Args:
         created_at: When the hub was created; a different time means that the hub was recreated.
-        bounds: Per partition id, in numeric order.
     """
 
     hub: str
@@ -183,11 +175,7 @@ class HubSnapshot:
         partitions: Iterable[PartitionProperties],
         sizes: Mapping[str, float] = MappingProxyType({}),
     ) -> HubSnapshot:
-        """Create it from the service's answers.
-
-        Args:
-            sizes: The mean size of a partition's events in bytes, where it is known.
-        """
+        """Create it from the service's answers, and the mean sizes of the partitions' events, where they are known."""
         bounds = {each.partition_id: PartitionBounds.of(each, sizes.get(each.partition_id)) for each in partitions}
         return cls(hub, created_at, in_order(bounds))
 
@@ -267,11 +255,7 @@ class SourceOffset:
 
     @classmethod
     def from_json(cls, document: object) -> SourceOffset:
-        """Create it from JSON values.
-
-        Raises:
-            ConfigurationError: The document is not an offset of this source.
-        """
+        """Create it from JSON values. Raises `ConfigurationError` if the document is not an offset of this source."""
         if not isinstance(document, dict):
             raise _bad_offset("an offset must be a JSON object")
         names = [name for name in document if name not in RESERVED]
@@ -394,12 +378,7 @@ def lookup_of(position: EventPosition, *, is_end: bool = False) -> EventPosition
 
 @dataclass(frozen=True, slots=True)
 class QueryLoss:
-    """Unread events of a query that are gone.
-
-    Args:
-        problem: A description for the user.
-        is_other_hub: Whether it shows that the hub was recreated.
-    """
+    """Unread events of a query that are gone, and whether that shows that the hub was recreated."""
 
     hub: str
     partition_id: str
@@ -485,12 +464,7 @@ class TriggerLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """The end of the next batch.
-
-    Args:
-        offset: The end; equal to the batch's start, the same object, if there is nothing to read.
-        losses: The lost events before the end.
-    """
+    """The end of the next batch, the same object as its start if there is nothing to read; and the losses before it."""
 
     offset: SourceOffset
     losses: tuple[QueryLoss, ...] = ()
@@ -648,9 +622,6 @@ class StreamPlanner:
         A recreated hub is read from its beginning, in every partition: some of its numbers may have been reached before
         by chance. It is recognized by the creation time in the start. If that has none, by what this run has seen
         before, and in its first look by the numbers.
-
-        Returns:
-            Per partition of the hub, where reading continues; the losses; and whether the hub was recreated.
         """
         seen, self._created_at[name] = self._created_at.get(name), snapshot.created_at
         before = start.created_at or seen
@@ -673,11 +644,7 @@ def _place_order(place: _Place) -> tuple[str, tuple[int, str]]:
 
 
 def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str, int], list[QueryLoss]]:
-    """Move a start into the bounds of the partitions.
-
-    Returns:
-        Per partition of the hub, where reading continues; and the losses.
-    """
+    """Move a start into the bounds of the partitions; return where reading continues in each, and the losses."""
     effective: dict[str, int] = {}
     losses = [_is_missing(start.hub, each) for each in start.following if each not in snapshot.bounds]
     for partition_id, bounds in snapshot.bounds.items():
@@ -701,9 +668,6 @@ def share(
 
     The shares add up to the limit, or to the backlog where that is less. Each partition with a backlog gets at least
     one event, beyond the limit if necessary, so that every partition advances.
-
-    Args:
-        order: The key by which partitions that are equally far behind are sorted.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -807,8 +771,6 @@ def plan_tasks(
         partitions_per_task: How many ranges one task reads at the same time; None to choose the number of tasks by the
             events, one for `ROWS_PER_TASK` of them.
         max_tasks: The most tasks if their number is chosen; None for no limit.
-        keep_links: Seconds for which exclusive links stay open after their task.
-        index: The index of the hub among those of the source.
     """
     if min_partitions is not None:
         shares: list[tuple[SequenceRange, ...]] = [(each,) for each in split_ranges(ranges, min_partitions)]
@@ -857,7 +819,6 @@ def group_ranges(ranges: Sequence[SequenceRange], count: int, at_most: int) -> l
     """Distribute ranges over groups that are about equally large, the largest range first.
 
     Args:
-        ranges: The ranges.
         count: The number of groups, at least as many as `at_most` allows and at most as many as there are ranges.
         at_most: The most ranges of one group.
     """

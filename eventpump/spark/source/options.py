@@ -84,12 +84,8 @@ def parse_position(value: object, *, inclusive: bool = True) -> EventPosition:
     """Parse a position: a word, a sequence number, a time, or the connector's JSON object.
 
     Args:
-        value: The user's value.
         inclusive: Whether a sequence number, a time or an offset is inclusive if no `isInclusive` states it. True for a
             start, and False for an end: so a range that begins where another ends has no event in common with it.
-
-    Raises:
-        ValueError: The value is not a position.
     """
     if isinstance(value, EventPosition):
         return value
@@ -160,8 +156,6 @@ def parse_positions(value: object, hub: str, *, inclusive: bool = True) -> dict[
     `{"ehName": "telemetry", "partitionId": 0}`. The members of a query's offset that are not hubs are ignored.
 
     Args:
-        value: The user's value.
-        hub: The name of the hub that is read.
         inclusive: As for :func:`parse_position`.
 
     Raises:
@@ -249,11 +243,7 @@ Partitions = Annotated[tuple[str, ...] | None, BeforeValidator(_partition_ids)]
 
 
 def _hub_names(text: str) -> tuple[str, ...]:
-    """Parse `telemetry,alerts`, or a JSON list of names.
-
-    Raises:
-        ConfigurationError: The text does not have this form, or names a hub twice.
-    """
+    """Parse `telemetry,alerts`, or a JSON list of names. Raises `ConfigurationError`, also if a hub is named twice."""
     text = text.strip()
     try:
         found = _json(text, _HUBS) if text.startswith("[") else [each.strip() for each in text.split(",")]
@@ -268,15 +258,7 @@ def _hub_names(text: str) -> tuple[str, ...]:
 
 def _of_hub(options: Mapping[str, str], keys: Mapping[str, str], hubs: Sequence[str], index: int) -> dict[str, str]:
     """Return the options of one of several hubs.
-
-    Args:
-        options: Those of all hubs.
-        keys: Their names in lower case, without prefix.
-        index: The hub's index.
-
-    Raises:
-        ConfigurationError: An option by hub names one that is not read.
-    """
+    Raises `ConfigurationError` if an option by hub names one that is not read."""
     chosen = dict(options)
     for name, value in options.items():
         if keys[name] not in _BY_HUB or not value.strip().startswith("{"):

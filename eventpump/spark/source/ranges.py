@@ -11,11 +11,7 @@ from eventpump.spark.source.offsets import SequenceRange
 
 
 def number_of(message: bytes) -> int:
-    """Return an encoded event's sequence number.
-
-    Raises:
-        EventError: The event has none.
-    """
+    """Return an encoded event's sequence number. Raises `EventError` if it has none."""
     return ReceivedEvent(message).sequence_number
 
 
@@ -24,11 +20,6 @@ class RangeProgress:
 
     Numbers may have gaps: a compacted hub drops superseded events. So a range ends at the first event at or after its
     end, and missing numbers are lost only if the partition begins after them.
-
-    Attributes:
-        next: The next number to read.
-        end: The number before which the range ends.
-        numbers: The numbers that are missing.
     """
 
     def __init__(self, wanted: SequenceRange) -> None:
@@ -55,11 +46,8 @@ class RangeProgress:
         return self.is_done and not self._has_passed_end
 
     def received(self, messages: list[bytes]) -> list[bytes]:
-        """Record received events, in order, and return those within the range.
-
-        Raises:
-            ValueError: The numbers go backwards; the text has them.
-        """
+        """Record received events, in order; return those within the range.
+        Raises `ValueError` if the numbers go backwards."""
         first, last = number_of(messages[0]), number_of(messages[-1])
         if first == self.next and last - first == len(messages) - 1 and last < self.end:
             # The usual case is recognized by its two ends; numbers within a delivery always increase.

@@ -84,9 +84,6 @@ def check_consumer_groups(hubs: Sequence[SourceOptions]) -> None:
     """Check that the consumer groups exist in every hub, before a query begins and writes to its checkpoint.
 
     Other errors of the service are left to the query itself, which retries for longer.
-
-    Raises:
-        ConfigurationError: One does not exist.
     """
 
     async def check(options: SourceOptions) -> None:
@@ -104,11 +101,7 @@ def check_consumer_groups(hubs: Sequence[SourceOptions]) -> None:
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """Return the names of the columns to read: some of the source's, in any order.
-
-    Raises:
-        ConfigurationError: A column is unknown, has another type, or is not nullable.
-    """
+    """Return the names of the columns to read: some of the source's, in any order. Raises `ConfigurationError`."""
     for field in schema.fields:
         wanted = ALL_TYPES.get(field.name)
         if wanted is None:
@@ -134,12 +127,7 @@ class _Reader:
         self._is_noted = False
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a task's ranges. Runs on executors.
-
-        Raises:
-            DataLossError: Events are gone, and `fail_on_data_loss` is set.
-            ServiceError: The service refused, or another reader took over a partition: Spark retries the task.
-        """
+        """Read a task's ranges. Runs on executors."""
         from eventpump.spark.source.receive import (
             read_ranges,  # only executors create rows, and the module takes long to load
         )
@@ -160,11 +148,7 @@ class _Reader:
         ranges: Mapping[str, Sequence[SequenceRange]],
         keep_links: float = KEEP_LINKS,
     ) -> list[InputPartition]:
-        """Return the tasks of a batch.
-
-        Args:
-            ranges: By hub, in lower case.
-        """
+        """Return the tasks of a batch, from ranges by hub in lower case."""
         wanted = self._hubs[0].min_partitions
         by_hub = {index: ranges.get(each.connection.hub.lower(), ()) for index, each in enumerate(self._hubs)}
         sizes = {index: sum(each.size for each in found) for index, found in by_hub.items()}
@@ -198,11 +182,7 @@ class _Reader:
         return [InputPartition(each) for each in tasks]
 
     def _report_losses(self, losses: Sequence[QueryLoss]) -> None:
-        """Raise for lost events, or log them.
-
-        Raises:
-            DataLossError: `fail_on_data_loss` is set.
-        """
+        """Raise for lost events if `fail_on_data_loss` is set, or log them."""
         for loss in losses:
             if self._hubs[0].fail_on_data_loss:
                 raise loss.error()
@@ -213,13 +193,7 @@ class BatchReader(_Reader, DataSourceReader):
     """Reads hubs once, from the starting to the ending positions as they are when the batch is planned."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Resolve the positions, and split the events between them into tasks.
-
-        Raises:
-            ConfigurationError: A position is invalid.
-            DataLossError: A starting position is before the oldest event, and `fail_on_data_loss` is set.
-            ServiceError: The service did not answer.
-        """
+        """Resolve the positions, and split the events between them into tasks."""
         budget = RequestBudget()
 
         async def ask(options: SourceOptions) -> tuple[HubSnapshot, HubOffset, HubOffset]:
@@ -274,10 +248,6 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         "Nothing new" is returned only after every partition was looked at since this call; so a query that waits for
         all available events (`processAllAvailable`) misses none. Looks are spread over time, so that there are at most
         `REQUESTS_PER_SECOND`; with a `watch_consumer_group`, a new event ends the wait at once.
-
-        Raises:
-            DataLossError: Unread events are gone, and `fail_on_data_loss` is set.
-            ServiceError: The service did not answer.
         """
         return self._own_query().latest(start, is_limited=limit is None or isinstance(limit, ReadMaxRows))
 
@@ -290,12 +260,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._own_query().aim()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split a batch into tasks.
-
-        Raises:
-            DataLossError: Unread events are gone, and `fail_on_data_loss` is set.
-            ServiceError: The service did not answer.
-        """
+        """Split a batch into tasks. Raises as `latestOffset`."""
         query = self._own_query()
         return self._tasks(query.ranges(start, end), query.keep_links)
 
@@ -349,11 +314,7 @@ class _Query:
         return SourceOffset.of(self._planner.begun.values())
 
     async def _begin(self, known: Collection[str]) -> None:
-        """Decide where the query begins in the hubs that its offset does not have, once for each.
-
-        Args:
-            known: The hubs of the offset, in lower case.
-        """
+        """Decide where the query begins in the hubs that its offset does not have, once for each."""
         names = [each.connection.hub.lower() for each in self._hubs]
         missing = [index for index, name in enumerate(names) if name not in known and name not in self._planner.begun]
         if not missing:
@@ -369,11 +330,7 @@ class _Query:
             self._planner.begin(each)
 
     def latest(self, asked_from: dict[str, Any] | None, *, is_limited: bool) -> dict[str, Any]:
-        """Return where the next batch ends.
-
-        Args:
-            asked_from: Where it begins; None from Spark before 4.2.
-        """
+        """Return where the next batch ends that begins at `asked_from`: None from Spark before 4.2."""
         start = self._last or self.first_start() if asked_from is None else self._offset(asked_from)
         found = self._run(self._latest(start, is_limited=is_limited))
         # As Spark wrote it: offsets are compared as text, and one written by hand may be spelled differently.

@@ -53,10 +53,8 @@ class ReceiveCounters:
     """Counters of what this process has received for Spark.
 
     Args:
-        ranges: Ranges that tasks have read; each in one of two ways.
         from_kept_link: Ranges that were read on a link kept from an earlier task.
         from_new_link: Ranges that were read on a new link.
-        events: Events received from the service.
     """
 
     ranges: int = 0
@@ -93,10 +91,6 @@ def read_ranges(
     Every event of every range is returned once; those of one range in order. With an owner level, links stay open for
     the next task that continues where this one ended; without, they are closed, and a partition that another reader has
     exclusively is tried again for `REFUSED_PATIENCE` seconds. Closing the iterator stops receiving.
-
-    Args:
-        columns: Some of :data:`eventpump.spark.source.rows.COLUMNS`.
-        keep_links: Seconds for which links stay open for the next task.
 
     Raises:
         DataLossError: Events of a range are gone, and `fail_on_data_loss` is set.
@@ -139,11 +133,7 @@ def read_ranges(
 
 @dataclass(frozen=True, slots=True)
 class LinkKey:
-    """The identity of a kept link: one partition for one set of options.
-
-    Args:
-        scope: Distinguishes hubs and credentials.
-    """
+    """The identity of a kept link: one partition for one set of options; scopes distinguish hubs and credentials."""
 
     scope: object
     partition_id: str
@@ -191,11 +181,7 @@ class KeptLinks:
         self._kept[key] = _Kept(feed, number, timer)
 
     def forget(self, key: LinkKey, feed: PartitionFeed[bytes]) -> bool:
-        """Drop a feed that ended, for example because another worker took over its partition.
-
-        Returns:
-            Whether it was kept.
-        """
+        """Drop a feed that ended, as when another worker took over its partition; return whether it was kept."""
         kept = self._kept.get(key)
         if kept is None or kept.feed is not feed:
             return False
@@ -392,11 +378,7 @@ class _RangeLink:
             )
 
     async def _gives_up_missing(self) -> bool:
-        """Ask the hub whether the missing events are lost, and if so continue behind them. Return whether they are.
-
-        Raises:
-            DataLossError: They are, and `fail_on_data_loss` is set.
-        """
+        """Ask the hub whether the missing events are lost, and if so continue behind them. Return whether they are."""
         self._progress.overdue()
         if not await self._is_lost():
             return False
@@ -405,11 +387,8 @@ class _RangeLink:
         return True
 
     async def _is_lost(self) -> bool:
-        """Return whether missing events are lost, which is logged.
-
-        Raises:
-            DataLossError: They are, and `fail_on_data_loss` is set.
-        """
+        """Return whether missing events are lost, which is logged;
+        or raises `DataLossError`, if `fail_on_data_loss` is set."""
         loss = await self._continuity.find_loss()
         if loss is None:
             return False
@@ -448,11 +427,7 @@ class _RangeLink:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvents:
-    """Events of one range; none if the range is completely read.
-
-    Args:
-        index: The index of the range.
-    """
+    """Events of one range, by its index; none if the range is completely read."""
 
     index: int
     messages: list[bytes]
@@ -462,10 +437,6 @@ class RangesReceiver:
     """Receives several ranges concurrently, each on its own link. On one event loop.
 
     Call `start`, then `next` until it returns None, then `aclose`.
-
-    Args:
-        scope: Distinguishes the kept links of hubs and credentials.
-        keep_links: Seconds for which exclusive links stay open for the next task.
     """
 
     def __init__(
@@ -509,11 +480,7 @@ class RangesReceiver:
         self._task = asyncio.create_task(self._receive_all(), name="receive ranges")
 
     async def next(self) -> ReceivedEvents | None:
-        """Return the next received events; None once every range is read. If it is cancelled, nothing is lost.
-
-        Raises:
-            EventPumpError: A range cannot be read. The others end too.
-        """
+        """Return the next received events; None once every range is read. If it is cancelled, nothing is lost."""
         assert self._task is not None
         received = await self._received.get()
         if received is None:

@@ -63,12 +63,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedEvents:
-    """Concatenated encoded messages: one object, however many there are.
-
-    Args:
-        data: The messages, and padding after the last.
-        lengths: The length of each message, in bytes.
-    """
+    """Concatenated encoded messages: one object, however many there are; padding follows the last."""
 
     data: bytes
     lengths: npt.NDArray[np.int64]
@@ -86,10 +81,7 @@ class RowEncoder:
     """Converts one hub partition's events to Arrow batches. Columns that are not requested are not decoded.
 
     Args:
-        partition_id: The hub partition.
-        columns: Some of `COLUMNS`, in any order.
         codecs: Decode the bodies of events that name them. Default: none.
-        hub: The name of the hub, for the column `hub`.
     """
 
     def __init__(
@@ -101,11 +93,7 @@ class RowEncoder:
         self.schema = arrow_schema(columns)
 
     def encode(self, events: PackedEvents) -> pa.RecordBatch:
-        """Return a batch with one row per event.
-
-        Raises:
-            EventError: A message cannot be decoded, or its body; the error names the partition and the event.
-        """
+        """Return a batch with one row per event. Raises `EventError`, which names the partition and the event."""
         made = _Batch(events, self._partition_id, self._codecs, self._hub)
         return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
 
@@ -201,11 +189,7 @@ class _Batch:
         return self._with_odd("enqueuedTime", micros, found.kind != _TIMESTAMP)
 
     def _with_odd(self, column: str, values: Ints, odd: Bools) -> Ints:
-        """Insert the general decoder's values.
-
-        Args:
-            odd: The rows that are odd for this column.
-        """
+        """Insert the general decoder's values of the rows that are odd for this column."""
         rows = np.flatnonzero(odd | self._walk.odd)
         if len(rows):
             read = _READERS[column]
@@ -284,7 +268,6 @@ class _Batch:
         Args:
             names: For every message and round, the index of the entry's name.
             present: Which of them are entries.
-            items: The values of the entries.
         """
         found = names[present]
         # The walk has the names of other sections, too: those need not be UTF-8 for this column.
@@ -313,11 +296,7 @@ class _Batch:
         return texts
 
     def _cut(self, places: Ints, begin: Ints, end: Ints, is_null: Bools, kind: pa.DataType) -> pa.Array:
-        """Copy pieces of the buffer, one per place, in increasing order.
-
-        Args:
-            places: The pieces, with the positions of nulls among them.
-        """
+        """Copy pieces of the buffer, one per place (among them the positions of nulls), in increasing order."""
         count = len(places)
         if is_null.all():
             return pa.nulls(count, kind)

@@ -60,10 +60,6 @@ class HubsWatch:
 
     While a batch is planned and read, one round of requests may be under way (`refresh_behind`); every other call that
     makes requests waits for it first.
-
-    Args:
-        transport: Returns the connection to the namespace.
-        hubs: The options of each hub of the query.
     """
 
     def __init__(self, transport: Callable[[], Transport], hubs: Sequence[SourceOptions]) -> None:
@@ -103,11 +99,7 @@ class HubsWatch:
         return not unknown or (moment <= settled + _EARLY and self._watched_items(settled).issuperset(unknown))
 
     async def look_at_all(self) -> None:
-        """Read everything again.
-
-        Raises:
-            ServiceError: The service did not answer in time, or refused.
-        """
+        """Read everything again. Raises `ServiceError` if the service did not answer in time, or refused."""
         await self._joined()
         self._checked_at = since = asyncio.get_running_loop().time()
         while unknown := self._known.unknown(since):
@@ -116,11 +108,7 @@ class HubsWatch:
             await self._read(hubs or unknown)
 
     async def until_known(self) -> None:
-        """Read everything, if that was not done yet.
-
-        Raises:
-            ServiceError: The service did not answer in time, or refused.
-        """
+        """Read everything, if that was not done yet. Raises as `look_at_all`."""
         if not self.is_complete:
             await self.look_at_all()
 
@@ -129,9 +117,6 @@ class HubsWatch:
 
         After a long time without a call everything is read, as fast as the budget allows. What links watch is not asked
         for: a link that waits for an event shows that there is none.
-
-        Raises:
-            ServiceError: The service did not answer in time, or refused.
         """
         await self._joined()
         await self.until_known()
@@ -139,11 +124,7 @@ class HubsWatch:
 
     async def refresh_behind(self) -> None:
         """Begin what `refresh` does, unless that is in progress. Only the hubs' own properties are waited for, if they
-        were not asked for within `AWAY_SECONDS`: nothing that is known of a hub holds once it is recreated.
-
-        Raises:
-            ServiceError: The service did not answer in time, or refused; or did so when this was called before.
-        """
+        were not asked for within `AWAY_SECONDS`: nothing that is known of a hub holds once it is recreated."""
         since = asyncio.get_running_loop().time() - AWAY_SECONDS
         await self._read_now([each for each in self._known.unknown(since) if each.partition_id is None])
         if self._reading is None or self._reading.done():
@@ -151,11 +132,7 @@ class HubsWatch:
             self._reading = asyncio.create_task(self._read_due(), name="refresh what is known of the hubs")
 
     async def _joined(self) -> None:
-        """Wait for what was begun behind a batch.
-
-        Raises:
-            ServiceError: It failed.
-        """
+        """Wait for what was begun behind a batch. Raises its `ServiceError`."""
         if self._reading is not None:
             await asyncio.wait({self._reading})
             reading, self._reading = self._reading, None
@@ -209,7 +186,6 @@ class HubsWatch:
         """Have links show the next event of partitions.
 
         Args:
-            drained: Per index of a hub, and per partition that is read to its end, the number of the next event.
             skips_busy: Whether no new link is opened where more than `FOLLOWED` events came since the call before.
         """
         for index, links in enumerate(self._links):
@@ -221,14 +197,8 @@ class HubsWatch:
         self._known.news_at = asyncio.get_running_loop().time()
 
     async def until_news(self, drained: Mapping[int, Mapping[str, int]]) -> None:
-        """Wait until something may have changed: an event was shown by a link, or the next round of requests is done.
-
-        Args:
-            drained: Per index of a hub, and per partition that is read to its end, the number of the next event.
-
-        Raises:
-            ServiceError: The service did not answer in time, or refused.
-        """
+        """Wait until something may have changed: an event was shown by a link, or the next round of requests is
+        done."""
         await self._joined()
         loop = asyncio.get_running_loop()
         self.watch(drained)
@@ -306,7 +276,6 @@ class _Watched:
 
     Args:
         number: The number of the event that it shows next, or has shown.
-        attached_at: When its link was last attached.
         followed: How many events it may still show after that one.
         known: The number of the partition's next event when its link was last left as it is.
         is_parked: Whether it has shown its event, and can show the one after it.
@@ -325,9 +294,6 @@ class _WatchLinks:
     """The links of one hub: one for each partition that is read to its end, with credit for one event.
 
     They are in a consumer group of their own and have no owner level, so they disturb no reader.
-
-    Args:
-        on_shown: Called with a partition and its next event.
     """
 
     def __init__(
@@ -346,12 +312,8 @@ class _WatchLinks:
         self._is_closed = False
 
     def watch(self, drained: Mapping[str, int], *, skips_busy: bool) -> None:
-        """Watch partitions.
-
-        Args:
-            drained: The number of the next event, per partition that is read to its end. Links of other partitions have
-                no credit, or show an event that is known; they stay for the next time.
-        """
+        """Watch partitions that are read to their ends. Links of others have no credit, or show what is known;
+        they stay."""
         now = asyncio.get_running_loop().time()
         for partition_id, number in drained.items():
             watched = self._watched.get(partition_id)
