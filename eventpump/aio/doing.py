@@ -55,11 +55,7 @@ def answering_signal(write: Callable[[str], None]) -> Iterator[None]:
 
 
 def now(frame: FrameType | None) -> str:
-    """Return what the program is doing.
-
-    Args:
-        frame: Where it was interrupted; None if that is not known.
-    """
+    """Return what the program is doing, which was interrupted in this frame, if that is known."""
     here = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"
     try:
         loop = asyncio.get_running_loop()

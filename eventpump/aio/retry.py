@@ -18,16 +18,8 @@ _T = TypeVar("_T")
 async def within_try(
     attempt: Callable[[], Awaitable[_T]], try_timeout: float | None, on_expired: Callable[[], None] | None = None
 ) -> _T:
-    """Run one attempt of an operation, and cancel it after its time.
-
-    Args:
-        attempt: Starts the attempt.
-        try_timeout: Seconds; None for no limit.
-        on_expired: Called when it took longer.
-
-    Raises:
-        ServiceTimeoutError: It took longer.
-    """
+    """Run one attempt of an operation, and cancel it after its time, if it has one: then it raises
+    `ServiceTimeoutError`."""
     if try_timeout is None:
         return await attempt()
     limit = asyncio.timeout(try_timeout)
@@ -69,9 +61,7 @@ async def retrying(
     is cancelled, and none follows.
 
     Args:
-        attempt: Starts the operation; called once per attempt.
         policy: The number of attempts, the delays between them, and how long one may take.
-        rng: Spreads the delays.
         is_final: Returns whether no further attempt can help after an error. By default: unless it is a `ServiceError`
             whose `Recovery` is not to give up, or a `StoreError`.
         was_attached: Returns whether the attempt that has just failed had a link. If given, an attempt that failed

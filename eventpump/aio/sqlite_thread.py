@@ -28,13 +28,8 @@ class SqliteThread:
     Used by one event loop. Work goes through the loop's `run_in_executor`, so that a loop on virtual time waits for it.
 
     Args:
-        name: What the thread's name begins with.
         connect: Opens the connection. Called in the thread, when the connection is opened.
-        owner: The class that it is a part of, for `home`.
         warns: Whether to warn at the end of a loop that leaves it open.
-
-    Attributes:
-        home: The event loop that it belongs to.
     """
 
     def __init__(self, name: str, connect: Callable[[], sqlite3.Connection], *, owner: str, warns: bool = True) -> None:
@@ -50,11 +45,7 @@ class SqliteThread:
         return self._disconnected is not None
 
     async def open(self) -> None:
-        """Open the connection. Opening twice is fine, also at the same time.
-
-        Raises:
-            Error: What `connect` raised. It may be called again.
-        """
+        """Open the connection. Opening twice is fine, also at the same time."""
         await self._submit(self._open)
 
     def run(self, work: Callable[[sqlite3.Connection], _T]) -> asyncio.Future[_T]:
@@ -112,9 +103,7 @@ def connect(
     """Open a database in WAL mode, with one transaction per statement except within `transaction`.
 
     Args:
-        path: The file; created where it does not exist, for its owner alone.
         synchronous: NORMAL can lose the last commits with the power, but not the file's consistency.
-        busy_timeout: How long to wait for another process's lock, in seconds.
         prepare: Called with the connection: creates or upgrades the tables.
         pragmas: Set before the mode, such as "page_size = 32768".
 
@@ -143,17 +132,7 @@ def connect(
 def connect_to_read(
     path: str | os.PathLike[str], *, busy_timeout: float, check: Callable[[sqlite3.Connection], None]
 ) -> sqlite3.Connection:
-    """Open a database that exists, to read it.
-
-    Args:
-        path: The file.
-        busy_timeout: How long to wait for another process's lock, in seconds.
-        check: Called with the connection: checks the tables.
-
-    Raises:
-        ForeignFileError: There is no such file, or it is not a database.
-        Error: The file cannot be opened now; see `sqlite3`.
-    """
+    """Open a database that exists, to read it. Raises `ForeignFileError` if there is none; and see `sqlite3`."""
     if not os.path.isfile(path):
         raise ForeignFileError("there is no such file")
     address = f"{Path(path).absolute().as_uri()}?mode=ro"

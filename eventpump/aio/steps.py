@@ -10,12 +10,7 @@ _T = TypeVar("_T")
 
 
 class InContext(Awaitable[_T]):
-    """Awaits some work whose steps run in a context, as those of a task do, but in the current task.
-
-    Args:
-        work: The work.
-        context: The context, which no other code is running in.
-    """
+    """Awaits some work whose steps run in a context, as those of a task do, but in the current task."""
 
     __slots__ = ("_context", "_work")
 
@@ -43,12 +38,7 @@ class InContext(Awaitable[_T]):
 
 
 class Rest(Awaitable[_T]):
-    """The rest of some work, to be awaited at once by the task that has made its first step.
-
-    Args:
-        steps: The work, from its `__await__`.
-        waits_for: What the first step returned.
-    """
+    """The rest of some work, to be awaited at once by the task that has made its first step."""
 
     __slots__ = ("_steps", "_waits_for")
 

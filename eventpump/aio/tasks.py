@@ -78,9 +78,6 @@ class TaskSet:
 
         Its exceptions are raised here, and are not failures of the set; this includes a `CancelledError` that was not
         caused by a cancellation of its task (see `cancellation.is_failure`).
-
-        Raises:
-            StoppedError: The event was set first. The work is cancelled, and its end is not waited for.
         """
         task = self.spawn(_outcome(work), name)
         stopping = self.spawn(stop.wait(), f"{name}: stop")
@@ -108,12 +105,7 @@ async def _outcome(work: Coroutine[Any, Any, _T]) -> tuple[_T | None, BaseExcept
 
 
 class SingleFlight(Generic[_T]):
-    """An operation with at most one attempt in progress; callers that arrive meanwhile share its outcome.
-
-    Args:
-        name: The name of the task.
-        of: The name in the callers' `ClosedError`.
-    """
+    """An operation with at most one attempt in progress; callers that arrive meanwhile share its outcome."""
 
     __slots__ = ("_is_cancelled", "_name", "_of", "_task")
 
@@ -124,12 +116,8 @@ class SingleFlight(Generic[_T]):
         self._is_cancelled = False
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Start an attempt unless one is in progress, and return its outcome. If cancelled, it continues for other
-        callers.
-
-        Raises:
-            ClosedError: The attempt was cancelled.
-        """
+        """Start an attempt, or join the one in progress; return its outcome.
+        If cancelled, it goes on for other callers."""
         task = self._task
         if task is None:
             self._is_cancelled = False
@@ -166,7 +154,6 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]], *, at_once: int | None
     Of several errors in one turn of the loop it raises that of the first coroutine in order.
 
     Args:
-        work: The coroutines.
         at_once: How many run at a time; None for all of them.
 
     Raises:

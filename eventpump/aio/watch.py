@@ -14,12 +14,10 @@ class Watched(Awaitable[_T]):
     """Awaits an awaitable, and reports steps that blocked the event loop.
 
     Args:
-        work: The work; None for what `step` and `rest` are called with.
         clock: Read twice per step; in seconds, excluding the time in which the machine is suspended.
         threshold: Seconds; shorter steps are not reported.
         blocked: Called with the duration of a longer step, in seconds.
         stepped: Called with the duration of every step longer than `NOTED_STEP`, in seconds.
-        waits: Called after every step but the last: the work waits. None for nothing.
     """
 
     __slots__ = ("_begun", "_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work", "ended", "is_closing")
@@ -48,11 +46,6 @@ class Watched(Awaitable[_T]):
     def step(self, steps: Generator[Any, Any, Any], error: BaseException | None, began: float) -> Any:
         """Do one step of what an awaitable's `__await__` has returned, and measure it.
 
-        Args:
-            steps: What it has returned.
-            error: What is thrown into it; None to go on.
-            began: When the step begins, by the clock.
-
         Returns:
             What it waits for. As in PEP 380, except for values sent in: an event loop sends none.
 
@@ -75,12 +68,7 @@ class Watched(Awaitable[_T]):
                     self._blocked(took)
 
     def rest(self, steps: Generator[Any, Any, Any], waits_for: object) -> Self:
-        """Return this object, to be awaited at once for what follows a first `step`.
-
-        Args:
-            steps: As of `step`.
-            waits_for: What that has returned.
-        """
+        """Return this object, to be awaited at once for what follows a first `step`, which has returned `waits_for`."""
         self._begun = steps, waits_for
         return self
 

@@ -24,7 +24,6 @@ class Part(NamedTuple):
     """The outcome of the events of a batch from `start` to `end`: all of them, unless it took several messages.
 
     Args:
-        first: The number of the first of them; None without numbers.
         error: What they failed with; None if they are stored.
     """
 
@@ -39,7 +38,6 @@ class Batch(BatchPacker, Generic[E]):
 
     Attributes:
         partition_id: Where it goes; None for the gateway.
-        events: What was given for each event, in order.
         home: The event loop that will know the outcome, a `HomeLoop`; None if there is none.
         is_due: Whether it may be taken.
         parts: The outcomes that are known.
@@ -61,10 +59,8 @@ class Batch(BatchPacker, Generic[E]):
         """Add an event that neither begins nor ends the batch.
 
         Args:
-            event: What is kept for it in `events`.
             head: The first piece of its encoding.
             rest: The other piece.
-            size: The size of both, in bytes.
             most: The number of events that ends a batch.
 
         Returns:
@@ -106,9 +102,6 @@ class Batch(BatchPacker, Generic[E]):
 class Lane(Generic[E]):
     """What there is for one partition, or for the gateway, from the room for an event to the task that sends it.
 
-    Args:
-        partition_id: The partition; None for the gateway.
-
     Attributes:
         filling: The batch that takes events; None if there is none.
         full: The batches that take no more events, the oldest first.
@@ -147,11 +140,8 @@ class BatchAccumulator(Generic[E]):
     """Fills a batch for each lane.
 
     Args:
-        max_events: The maximum number of events in a batch.
         max_bytes: The maximum size of a batch, in bytes. A larger event makes a batch of its own.
         max_wait_time: How long the first event of a batch waits for others, in seconds; infinite for no limit.
-        idempotent: Whether the events have room for the numbers of idempotent publishing.
-        stamped: Whether the events have room for a stamp.
         on_begun: Called after an event has begun a batch, with the batch. `deadline` may be new then: it is at most
             `max_wait_time` away.
         on_ready: Called after an event, with the lane, if the lane has a batch to take that it had not before.
@@ -197,15 +187,8 @@ class BatchAccumulator(Generic[E]):
         return next(iter(self._waiting.values()), None)
 
     def add(self, lane: Lane[E], event: E, head: bytes, rest: bytes, now: float) -> Batch[E]:
-        """Add an event, and return the batch whose last event it is now.
-
-        Args:
-            lane: The lane it goes to.
-            event: What is kept for it in `Batch.events`.
-            head: The first piece of its encoding (see `eventhubs.sealing.pieces_of`).
-            rest: The other piece.
-            now: The time; never less than before.
-        """
+        """Add an event, in two pieces (`eventhubs.sealing.pieces_of`), and return the batch whose last event it is
+        now."""
         batch = lane.filling
         is_new = is_ready = False
         if batch is not None and not batch.add(head, rest):
@@ -272,9 +255,7 @@ class BufferRoom:
     and by no more.
 
     Args:
-        partition_ids: The partitions that share it.
         max_events: The maximum overall; at least one per partition.
-        max_bytes: The maximum overall, in bytes.
         max_partition_events: The maximum per partition; None for no limit but the overall one.
         max_partition_bytes: The maximum per partition, in bytes; None for no limit but the overall one.
     """
@@ -324,18 +305,8 @@ class BufferRoom:
         return sum(size for _, size in self._held.values())
 
     def reserve(self, partition_id: str | None, size: int) -> bool:
-        """Reserve room for an event.
-
-        Args:
-            partition_id: The partition of the event.
-            size: The size of the event, in bytes.
-
-        Returns:
-            Whether it was reserved; False if there is no room now.
-
-        Raises:
-            KeyError: There is no such partition.
-        """
+        """Reserve room for an event of so many bytes; return False if there is none now.
+        Raises `KeyError` for another partition."""
         held = self._held[partition_id]
         events, before = held
         after = before + size
@@ -361,19 +332,7 @@ class BufferRoom:
         return True
 
     def release(self, partition_id: str | None, events: int, size: int) -> bool:
-        """Release the room of events whose outcome is known.
-
-        Args:
-            partition_id: The partition of the events.
-            events: The number of events.
-            size: What was reserved for them together, in bytes.
-
-        Returns:
-            Whether other partitions have more room now too.
-
-        Raises:
-            ValueError: The partition holds less.
-        """
+        """Release the room of events whose outcome is known; return whether other partitions have more now too."""
         held = self._held[partition_id]
         if events > held[0] or size > held[1]:
             raise ValueError(f"partition {partition_id} does not hold {events} events of {size} bytes")

@@ -205,16 +205,7 @@ class EventBatch:
 def seal_alone(
     event: EventData, *, partition_key: str | None, encode: Callable[[EventData], EventData] | None
 ) -> SealedBatch:
-    """Return the message of one event, without numbers, as a batch that has only this event would.
-
-    Args:
-        event: The event.
-        partition_key: The key the message is routed by; None for none.
-        encode: As of `EventBatch`.
-
-    Raises:
-        EventError: It cannot be encoded.
-    """
+    """Return the message of one event, without numbers, as a batch that has only this event would."""
     sent = event if encode is None else encode(event)
     return SealedBatch(_pieces(sent, partition_key), partition_key=partition_key)
 
@@ -233,13 +224,6 @@ def _pieces(
 
 def fill(events: Iterable[EventData], new_batch: Callable[[], EventBatch]) -> list[EventBatch]:
     """Put events into as few batches as they take, in order.
-
-    Args:
-        events: At least one event.
-        new_batch: Returns an empty batch.
-
-    Returns:
-        The batches.
 
     Raises:
         EventTooLargeError: An event does not fit an empty batch.

@@ -558,11 +558,7 @@ class HubBufferedProducer(AsyncResource):
                 _log.error("closing a producer, cancelled: %s", error)
 
     async def _flush_unless_stuck(self) -> None:
-        """Flush. Sends end with their retries, but a call of the state store that hangs does not.
-
-        Raises:
-            TimeoutError: A send has waited for one for `CLOSE_TIMEOUT` since closing began.
-        """
+        """Flush, unless a send has waited `CLOSE_TIMEOUT` for a call of the state store: then a `TimeoutError`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         flushing = asyncio.create_task(self.flush(), name="flush a buffered producer that closes")

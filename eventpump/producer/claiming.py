@@ -82,11 +82,7 @@ class PublisherLinks:
         self._has_published = False
 
     def adopt(self, link: SendLink | None, number: int, *, has_published: bool) -> None:
-        """Take a link over for the first attach, and note the last number known.
-
-        Args:
-            has_published: Whether something was accepted under this id and level.
-        """
+        """Take a link over for the first attach, and note the last number known."""
         self._adopted = link
         self._is_attached = True
         self._known = number
@@ -140,7 +136,6 @@ class PublisherStates:
 
     Args:
         store: Opened by the first start, and closed with the last producer that uses it.
-        name: The publisher's name, under which the store keeps its states.
         policy: What a start does about the process before it.
         scan_consumer_group: The consumer group to read the end of a partition with, if the policy is to scan.
 
@@ -157,11 +152,7 @@ class PublisherStates:
         self.is_open = False
 
     async def open(self) -> None:
-        """Open the store, unless it is open.
-
-        Raises:
-            StoreError: It cannot be opened.
-        """
+        """Open the store, unless it is open. Raises `StoreError` if that fails."""
         if not self.is_open:
             # Also while it cannot be opened: what an attempt has connected is closed with the producer.
             _STORES.enter(self.store, self)
@@ -176,15 +167,7 @@ class PublisherStates:
 
 
 class PublisherStart:
-    """The start of one partition's publisher.
-
-    Args:
-        first: What to attach with where no state is stored.
-
-    Attributes:
-        links: Those of the publisher to be.
-        marks: Its marks, once it has started.
-    """
+    """The start of one partition's publisher; `first` is what to attach with where no state is stored."""
 
     def __init__(
         self,
@@ -221,9 +204,6 @@ class PublisherStart:
 
     async def started(self) -> PartitionSequencer[SealedBatch]:
         """Start, or go on starting, and wait for it. Cancelled, it goes on.
-
-        Returns:
-            The state machine to publish with.
 
         Raises:
             ProducerDisconnectedError: Another process with this name started later. Final, as the next three.

@@ -115,10 +115,6 @@ class Intake:
 
     Until `begin` it accepts nothing.
 
-    Args:
-        encode: Makes the event to send of a user's event; None for none.
-        router: Chooses the partition of an event that names none.
-
     Attributes:
         blocked: For how many reasons every event has to wait its turn: not begun, closed, calls that let the loop run.
         refused: The event for which there was no room: its two pieces and the lane that was chosen for it.
@@ -201,9 +197,6 @@ class Intake:
     ) -> DeliveryReceipt | None:
         """Accept an event at once.
 
-        Args:
-            encoded: The event's pieces, where it is encoded already.
-
         Returns:
             Its receipt. None where it has to wait, or is no event: then nothing was done; or there is no room, and
             `refused` has what was done for it.
@@ -252,11 +245,8 @@ class Intake:
         return receipt
 
     def require_free(self, event: EventData) -> None:
-        """Check that no call has given the event whose outcome is open. Only an idempotent producer refuses it.
-
-        Raises:
-            EventError: One has.
-        """
+        """Check that no call has given the event whose outcome is open: else an `EventError`, of an idempotent producer
+        only."""
         if self._held is not None and id(event) in self._held:
             raise EventError("an event is being sent already: its outcome is open")
 
@@ -272,12 +262,7 @@ class Intake:
             self._held.difference_update(map(id, events))
 
     def encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
-        """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes.
-
-        Raises:
-            EventError: It cannot be encoded, or is published already.
-            ConfigurationError: The key is too long.
-        """
+        """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""
         if not isinstance(event, EventData):
             raise no_event(event)
         if self._is_idempotent and event.published_sequence_number is not None:
@@ -289,10 +274,7 @@ class Intake:
 
     def route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> Lane[EventData]:
         """Choose the lane of an event.
-
-        Raises:
-            ConfigurationError: There is no such partition, or both partition and key are given.
-        """
+        Raises `ConfigurationError` if there is none, or both partition and key are given."""
         if partition_id is None:
             lane = self._lanes.get(self._router.route(event, partition_key, self._partition_ids))
             if lane is None:

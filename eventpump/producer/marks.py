@@ -30,11 +30,7 @@ _T = TypeVar("_T")
 
 
 async def ask_store(operation: str, partition_id: str, call: Callable[[], Awaitable[_T]]) -> _T:
-    """Call a state store.
-
-    Raises:
-        StoreError: It failed; or raised `CancelledError`, and this task was not cancelled.
-    """
+    """Call a state store. Raises `StoreError` if it failed, or was cancelled while this task was not."""
     try:
         return await call()
     except asyncio.CancelledError:
@@ -135,11 +131,7 @@ class StateMarks:
         await asyncio.wait({self._first})
 
     async def close(self, *, is_clean: bool) -> None:
-        """Write the last mark. Cancelled, it is written or not.
-
-        Args:
-            is_clean: Whether nothing is in doubt, and nothing is sent any more.
-        """
+        """Write the last mark, clean if nothing is in doubt or being sent any more. Cancelled, it is written or not."""
         await self._write(is_clean=is_clean and not self._is_shared)
 
     async def aclose(self) -> None:
@@ -213,11 +205,7 @@ class StateMarks:
         return replace(stored, start=self._last, published=self._published, has_published=True, is_clean=is_clean)
 
     async def _swap(self, mark: PublisherState, stored: StoredPublisherState) -> StoredPublisherState | None:
-        """Store a mark.
-
-        Returns:
-            What is stored of this id and level now; None where another level is taken.
-        """
+        """Store a mark; return what is stored of this id and level now: None where another level is taken."""
         name, partition_id = self._name, self._partition_id
         written = await ask_store(
             "write state", partition_id, lambda: self._store.write_state(name, partition_id, mark, stored)

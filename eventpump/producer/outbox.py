@@ -36,10 +36,7 @@ class Ended(NamedTuple, Generic[E]):
     """The outcome of the events of one message.
 
     Args:
-        lane: Where they were sent.
         events: What was given for each of them.
-        event_count: The number of events.
-        size: Their size, in bytes.
         error: What they failed with; None if they are stored.
         is_awaited: Whether the outcome of one of them is awaited.
     """
@@ -69,9 +66,6 @@ class RoomQueue:
     Args:
         name: What the `ClosedError` of those that wait names.
         on_wait: Called when a call begins to wait; makes room sooner, if possible.
-
-    Attributes:
-        wanting: The number of calls that wait for room.
     """
 
     def __init__(self, name: str, room: BufferRoom, lanes: Mapping[Any, Lane[Any]], on_wait: Callable[[], object]):
@@ -106,20 +100,11 @@ class RoomQueue:
         return None
 
     async def acquire(self, lane: Lane[Any], size: int) -> Lane[Any]:
-        """Wait for room in a lane, behind those that wait already, and reserve it. Cancelled, nothing is reserved.
-
-        Raises:
-            ClosedError: The queue was closed.
-        """
+        """Wait for room in a lane, behind those that wait already, and reserve it. Cancelled, nothing is reserved."""
         return await self._wait(lane.waiting, partial(self._reserve_in, lane, size), size)
 
     async def acquire_any(self, choose: Callable[[], Lane[Any]], size: int) -> Lane[Any]:
-        """Wait for room in any lane that `choose` returns, and reserve it. Cancelled, nothing is reserved.
-
-        Raises:
-            ClosedError: The queue was closed.
-            Exception: As of `choose`.
-        """
+        """Wait for room in any lane that `choose` returns, and reserve it. Cancelled, nothing is reserved."""
         lane = self.reserve_any(choose, size)
         return lane or await self._wait(self._anywhere, partial(self._reserve_any, choose, size), size)
 
@@ -197,10 +182,8 @@ class Outbox(Generic[E]):
     """Fills a batch per lane, and sends what is full, due or flushed. Belongs to one event loop.
 
     Args:
-        producer: Sends the batches.
         name: What the `ClosedError` of events that are not sent any more names.
         on_end: Called once with every event, when its outcome is known. Must not raise.
-        max_events: The maximum number of events in a batch.
         max_bytes: The maximum size of a batch, in bytes. A larger event is sent alone. Where the service takes less in
             one message, a batch is sent in parts.
         max_wait_time: How long the first event of a batch waits for others, in seconds; by default until it is full or
@@ -210,7 +193,6 @@ class Outbox(Generic[E]):
             of a send. May be changed.
 
     Attributes:
-        lanes: By partition id; None for the gateway.
         add: `BatchAccumulator.add`, which adds an event to the batch of a lane; `now` is the time by the loop's clock.
             Bound once, because it is called for every event.
         is_closed: Whether the `ClosedError` is the reason that events are not sent.

@@ -13,16 +13,8 @@ class BatchPacker:
     """Packs encoded events into one message after the other, each no larger than a limit.
 
     Args:
-        limit: The maximum size of a message, in bytes.
         partition_key: The key that the service routes the message by; None for none.
-        idempotent: Whether the events have room for the numbers of idempotent publishing.
-        stamped: Whether the events have room for a stamp.
         oversized: Whether an event larger than the limit makes a message of its own, and is not an error.
-
-    Attributes:
-        limit: As given.
-        partition_key: As given.
-        size: The size of the message being packed, in bytes.
     """
 
     __slots__ = ("_idempotent", "_oversized", "_pieces", "_stamped", "limit", "partition_key", "size")
@@ -47,10 +39,6 @@ class BatchPacker:
     def add(self, head: bytes, rest: bytes) -> bool:
         """Add an event to the message being packed.
 
-        Args:
-            head: The first piece of the event (see `eventhubs.sealing.pieces_of`).
-            rest: The other piece.
-
         Returns:
             Whether it was added; False, if it does not fit any more.
 
@@ -68,11 +56,7 @@ class BatchPacker:
         return True
 
     def pack(self, head: bytes, rest: bytes) -> SealedBatch | None:
-        """Add an event, to the next message if it does not fit any more. Arguments and errors as of `add`.
-
-        Returns:
-            The message that it did not fit; None if it did.
-        """
+        """Add an event, to the next message if it does not fit any more: return the message that is full then."""
         if self.add(head, rest):
             return None
         sealed = self.take()
@@ -92,8 +76,6 @@ class BatchPacker:
         """Return the events from number `start` to `end` as several messages.
 
         Args:
-            start: The number of the first event.
-            end: The number after the last event.
             limit: The maximum size of each message, in bytes, as far as it has more than one event; None if it is not
                 known. Then, and where they all fit one message, they are divided into halves.
         """
@@ -107,20 +89,13 @@ class BatchPacker:
         return [self._sealed(pieces[:middle]), self._sealed(pieces[middle:])]
 
     def seal(self) -> SealedBatch:
-        """Return the message being packed. Events may be added afterwards; the returned message does not change.
-
-        Raises:
-            ValueError: There are no events in it.
-        """
+        """Return the message being packed, which does not change if events are added.
+        Raises `ValueError` if there are none."""
         # Plain, they are joined at once.
         return self._sealed(tuple(self._pieces) if self._idempotent else self._pieces, self.size)
 
     def take(self) -> SealedBatch:
-        """Return the message being packed, and begin the next one.
-
-        Raises:
-            ValueError: There are no events in it.
-        """
+        """Return the message being packed, and begin the next one. Raises `ValueError` if there are no events in it."""
         sealed = self._sealed(self._pieces, self.size)
         self._pieces = []
         self.size = len(envelope_head(self.partition_key))

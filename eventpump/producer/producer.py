@@ -311,13 +311,8 @@ class HubProducer(AsyncResource):
         *,
         split: bool,
     ) -> None:
-        """Send as `send` says, once the producer has entered its loop.
-
-        Args:
-            events: As of `send`, as are the next two, and `split`.
-            encode: Makes the events to send; None for nothing.
-            record: Gets the partition, once it is known.
-        """
+        """Send as `send` says, once the producer has entered its loop;
+        `record` gets the partition, once it is known."""
         if isinstance(events, EventBatch):
             if partition_id is not None or partition_key is not None:
                 raise ConfigurationError("partition_id", "a batch knows its target; give it to create_batch")
@@ -469,11 +464,7 @@ class HubProducer(AsyncResource):
         await asyncio.gather(*(each.aclose() for each in list(self._context.kept)))
 
     async def _close(self, until: float) -> None:
-        """Close everything, each in its time, whatever of it fails.
-
-        Raises:
-            Exception: The first failure.
-        """
+        """Close everything, each in its time, whatever of it fails; then raise the first failure."""
         parts: list[tuple[str, Callable[[], Awaitable[object]]]] = [
             ("end publishers", self._end_targets),
         ]
@@ -497,11 +488,7 @@ class HubProducer(AsyncResource):
             raise first
 
     async def _within(self, until: float, what: str, work: Awaitable[object]) -> BaseException | None:
-        """Let a part of closing take its time, and cancel it then.
-
-        Returns:
-            What it failed with; None too where it did not end in time, which is logged.
-        """
+        """Let a part of closing take its time, and cancel it then, which is logged; return what it failed with."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait({task}, timeout=max(LAST_SECOND, until - asyncio.get_running_loop().time()))
@@ -534,12 +521,7 @@ class HubProducer(AsyncResource):
         return None
 
     async def _routed(self, router: PartitionRouter, event: EventData, partition_key: str | None) -> str:
-        """Return the partition that the router chooses.
-
-        Raises:
-            ConfigurationError: It chose one that the hub does not have.
-            ServiceError: The partitions cannot be read.
-        """
+        """Return the partition that the router chooses. Raises `ConfigurationError` if the hub does not have it."""
         if not self._partition_ids:
             self._context.require_open()
             self._partition_ids = await self._listing.run(self.get_partition_ids)
@@ -551,12 +533,7 @@ class HubProducer(AsyncResource):
         return partition_id
 
     async def _check_partitions(self) -> None:
-        """Check, once, that the hub has the partitions that `partition_options` names.
-
-        Raises:
-            ConfigurationError: It lacks one.
-            ServiceError: The partitions cannot be read.
-        """
+        """Check, once, that the hub has the partitions that `partition_options` names: else a `ConfigurationError`."""
         found = await self._listing.run(self.get_partition_ids)
         unknown = sorted(self._options.keys() - set(found), key=int)
         if unknown:
@@ -579,11 +556,7 @@ class HubProducer(AsyncResource):
 
 
 def events_of(given: object) -> list[EventData]:
-    """Take a list of events.
-
-    Raises:
-        EventError: It is none.
-    """
+    """Take a list of events. Raises `EventError` for anything else."""
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | dict):
         events = list(given)
         wrong = next((each for each in events if not isinstance(each, EventData)), None)

@@ -107,11 +107,7 @@ class _Waiters(Generic[_T]):
         self.tries.pop(waiter, None)
 
     async def wait(self, begin: Callable[[], None]) -> _T:
-        """Wait for the outcome, and return or raise it.
-
-        Args:
-            begin: Called once the caller counts as one that waits.
-        """
+        """Wait for the outcome, and return or raise it. `begin` is called once the caller counts as one that waits."""
         waiter = self.add()
         begin()
         try:
@@ -250,10 +246,7 @@ class PartitionPublisher:
 
     async def attached(self) -> None:
         """Wait until the link is attached, so that the service's state is known.
-
-        Raises:
-            EventPumpError: It could not be within the retries, or the partition has failed.
-        """
+        Raises an error if the partition has failed."""
         self._require_open()
         if self._sequencer.failure is not None:
             raise self._sequencer.error()
@@ -293,10 +286,7 @@ class PartitionPublisher:
 
     async def settled(self) -> None:
         """Wait until nothing is in doubt. The next attempt to settle is made at once.
-
-        Raises:
-            EventPumpError: The partition has failed.
-        """
+        Raises an error if the partition has failed."""
         while self.doubtful is not None:
             if self._sequencer.failure is not None:
                 raise self._sequencer.error()
@@ -306,11 +296,8 @@ class PartitionPublisher:
             await self._settling.wait(self._go_on)
 
     async def drained(self) -> None:
-        """Accept no more batches, fail those that were not sent yet, and wait for the outcome of the rest.
-
-        Raises:
-            EventPumpError: The partition has failed.
-        """
+        """Accept no more batches, fail those not sent yet, and wait for the rest.
+        Raises an error if the partition has failed."""
         self._is_closing = True
         self._end_all(ClosedError("producer"), is_final=False)
         await self.settled()
@@ -565,9 +552,6 @@ class PartitionPublisher:
 
         Unless the service rejected the transfer on a live link, or as too large, the outcome of a transfer in flight is
         unknown.
-
-        Returns:
-            Whether the state machine's next step handles the error; otherwise it counts as a failed attempt.
         """
         sequencer = self._sequencer
         is_out = sequencer.step is Step.WAIT
@@ -604,12 +588,8 @@ class PartitionPublisher:
         return False
 
     async def _trouble(self, error: EventPumpError, step: Step, began: float) -> None:
-        """Fail the callers that have waited long enough, and wait before the next try.
-
-        Args:
-            step: What failed.
-            began: When it began, on the loop's clock.
-        """
+        """Fail the callers that have waited long enough, and wait before the next try, as a step failed that began at
+        this time."""
         counts = self._pace.counts(began)
         is_final = not isinstance(error, StoreError) and (
             not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP
@@ -659,11 +639,8 @@ class PartitionPublisher:
         return error
 
     def _conclude(self, error: Exception | None = None) -> None:
-        """Finish the current job, if its outcome is known.
-
-        Args:
-            error: Why it is not stored, if the partition has not failed.
-        """
+        """Finish the current job, if its outcome is known;
+        with an error if it is not stored, and the partition has not failed."""
         job = self._current
         if job is None or job.publication is None or job.publication is self._sequencer.head:
             return
@@ -677,11 +654,7 @@ class PartitionPublisher:
         self._finish(job, error)
 
     def _finish(self, job: _Job, error: Exception | None = None) -> None:
-        """End a job. Every job ends here, once, unless it is in doubt when the publisher is closed.
-
-        Args:
-            error: Why it is not stored; ignored if it is.
-        """
+        """End a job. Every job ends here, once, unless it is in doubt when the publisher is closed."""
         publication = job.publication
         is_published = publication is not None and publication.outcome is Outcome.PUBLISHED
         first = publication.first if publication is not None and is_published else None

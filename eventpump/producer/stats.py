@@ -41,26 +41,14 @@ class SendCounters:
 
 
 def health_of(what: str, *, is_closed: bool) -> Health:
-    """Return how a producer is: ready until it is closed. One that cannot send at present retries by itself.
-
-    Args:
-        what: Which producer, for the reason.
-        is_closed: Whether it is closed.
-    """
+    """Return how a producer is: ready until it is closed. One that cannot send at present retries by itself."""
     return Health(live=True, ready=not is_closed, reasons=(f"{what} is closed",) if is_closed else ())
 
 
 def metrics_of(
     namespace: str, hub: str, stats: ProducerStats, *, buffered_bytes: int | None = None
 ) -> Iterator[Metric]:
-    """Return the metrics of a producer.
-
-    Args:
-        namespace: The namespace's host name.
-        hub: The hub.
-        stats: What was sent, failed and was retried.
-        buffered_bytes: What is accepted whose outcome is open; None of a producer without a buffer.
-    """
+    """Return the metrics of a producer; a buffer's bytes are of events whose outcome is open."""
     labels = labels_of(namespace, hub)
     yield Metric(
         "messaging_client_sent_messages_total",

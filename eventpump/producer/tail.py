@@ -48,14 +48,8 @@ class _Tail:
         self._changed.set()
 
     async def take(self, after: int) -> list[bytes]:
-        """Return what has arrived, at least one message.
-
-        Args:
-            after: The sequence number after which a link begins, if there is none.
-
-        Raises:
-            EventPumpError: The link could not be opened, or ended. The next call opens another one.
-        """
+        """Return what has arrived, at least one message, from a link that begins after this number if there is none.
+        Raises its end."""
         if self._link is None:
             self._error = None
             position = EventPosition.at_sequence_number(after) if after >= 0 else EventPosition.earliest()
@@ -99,12 +93,7 @@ async def read_tail(
     It takes one of the five readers that the consumer group may have on a partition, and the right to listen.
 
     Args:
-        transport: Opens the links.
-        hub: The hub.
-        consumer_group: The consumer group to read with.
-        partition_id: The partition.
         after: The number after which reading begins; below 0 for the beginning of the partition.
-        through: The last number.
         timeout: Seconds to wait for the next event, whatever fails meanwhile. Default: 60.0.
         retry: The delays before a link that failed is opened again, after the last event. Default: no retry.
 

@@ -47,10 +47,8 @@ class TargetContext:
     """What all targets of one producer share.
 
     Attributes:
-        closed: Set when the producer is closed.
         kept: The targets that have something to keep between two uses.
         holds: Which batch an event is in, while its outcome is open.
-        counters: Count what is sent.
         check_partitions: Checks what was given for single partitions against those of the hub, before the first
             publisher is made; None if there is nothing to check.
     """
@@ -71,11 +69,7 @@ class TargetContext:
         self._left: set[asyncio.Task[Any]] = set()
 
     def require_open(self) -> None:
-        """Check that the producer is open.
-
-        Raises:
-            ClosedError: It is closed.
-        """
+        """Check that the producer is open. Raises `ClosedError` if it is not."""
         if self.closed.is_set():
             raise ClosedError("producer")
 
@@ -94,12 +88,8 @@ class TargetContext:
             await asyncio.wait(self._left)
 
     async def unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run work that awaits what the user gave, such as the state store. Closing the producer cancels it.
-
-        Raises:
-            ClosedError: The producer was closed meanwhile.
-            StoreError: What the work awaits was cancelled, but not by the caller.
-        """
+        """Run work that awaits what the user gave, such as the state store.
+        Closing the producer cancels it: a `ClosedError`."""
         task = asyncio.create_task(work, name="prepare a publisher")
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, so that it is not logged
         closed = asyncio.create_task(self.closed.wait(), name="wait for the end of a producer")
@@ -148,11 +138,7 @@ class EventHolds:
         self.is_any = bool(self._unlisted or self._holders)
 
     def require_free(self, events: Sequence[EventData], batch: EventBatch | None = None) -> None:
-        """Check that no batch but the given one holds any of these events.
-
-        Raises:
-            EventError: Another batch does.
-        """
+        """Check that no batch but the given one holds any of these events: else an `EventError`."""
         # Listed only when needed: a producer that sends one batch after the other never has to compare.
         for each in self._unlisted:
             self._holders.update(dict.fromkeys(map(id, each.events), each))
@@ -175,19 +161,12 @@ class SendTarget(Protocol):
     """Where a producer sends messages: the gateway, or a partition."""
 
     async def limit(self) -> int:
-        """Return the largest message that the service takes, in bytes; attach first if that is not known yet.
-
-        Raises:
-            EventPumpError: No link could be attached.
-        """
+        """Return the largest message that the service takes, in bytes; attach first if that is not known yet."""
         ...
 
     async def send(self, sealed: SealedBatch) -> int | None:
-        """Send a message, and wait until it is stored. Raises as `HubProducer.send`.
-
-        Returns:
-            The number of its first event; None without numbers.
-        """
+        """Send a message, and wait until it is stored; return its first number, if it has any.
+        Raises as `HubProducer.send`."""
         ...
 
     async def send_batch(self, batch: EventBatch) -> None:
@@ -195,36 +174,20 @@ class SendTarget(Protocol):
         ...
 
     async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
-        """Send a list of events, one message after the other. Raises as `HubProducer.send`.
-
-        Args:
-            events: The events.
-            pack: Returns the batches that hold these events, in order.
-        """
+        """Send events, in the batches of `pack`, one message after the other. Raises as `HubProducer.send`."""
         ...
 
     async def properties(self) -> PartitionPublishingProperties:
-        """Return how it is published to; attach first if that is not known yet.
-
-        Raises:
-            EventPumpError: It could not be attached, or the partition has failed.
-        """
+        """Return how it is published to; attach first if that is not known yet."""
         ...
 
     async def settle(self) -> None:
-        """Wait until the outcome of every batch is known.
-
-        Raises:
-            EventPumpError: The partition has failed.
-        """
+        """Wait until the outcome of every batch is known. Raises an error if the partition has failed."""
         ...
 
     async def drain(self) -> None:
         """Fail what was not sent yet, and wait until the outcome of the rest is known.
-
-        Raises:
-            EventPumpError: The partition has failed.
-        """
+        Raises an error if the partition has failed."""
         ...
 
     async def store_last_mark(self) -> None:
@@ -245,7 +208,6 @@ class PlainTarget:
     """Sends without numbers, again while that may help: each event is stored at least once.
 
     Args:
-        partition_id: The partition; None for the gateway.
         max_in_flight: The maximum number of sends at a time; None for no limit.
     """
 
@@ -331,8 +293,6 @@ class PlainTarget:
         """Call `use` with the target's link, again under the retry policy if that can help.
 
         Args:
-            use: Called with the link.
-            sealed: The message that it sends, if it does.
             first: The link and the error of the first attempt, if that was made already.
         """
         link: SendLink | None = None
@@ -425,11 +385,7 @@ class PlainTarget:
 
 
 class _Split:
-    """A list that takes several messages.
-
-    Attributes:
-        senders: How many calls send it.
-    """
+    """A list that takes several messages, and how many calls send it."""
 
     __slots__ = ("batches", "events", "senders")
 
@@ -445,12 +401,7 @@ class _Split:
 
 
 class IdempotentTarget:
-    """Publishes to one partition with numbers: each event is stored exactly once, in the order of the calls.
-
-    Args:
-        options: What to publish with, where no state is stored.
-        states: The stored states of the application's publisher; None without a state store.
-    """
+    """Publishes to one partition with numbers: each event is stored exactly once, in the order of the calls."""
 
     def __init__(
         self,
@@ -733,11 +684,7 @@ class IdempotentTarget:
 
 
 def _as_failure(failure: ServiceError | asyncio.CancelledError) -> ServiceError:
-    """Return the error of a failed attempt.
-
-    Raises:
-        CancelledError: The caller was cancelled.
-    """
+    """Return the error of a failed attempt; or raise `CancelledError`, if the caller was cancelled."""
     if isinstance(failure, ServiceError):
         return failure
     if is_cancelled():

@@ -28,11 +28,7 @@ Asked: TypeAlias = tuple[float, int]
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """What a link is attached with.
-
-    Args:
-        max_message_size: The largest message accepted, in bytes; None for any.
-    """
+    """What a link is attached with; `max_message_size` is in bytes, None for any."""
 
     name: str
     source: Source
@@ -77,11 +73,7 @@ class LinkHandle(Protocol):
         """Allow the peer to send `credit` more messages."""
 
     def send(self, payload: bytes, *, message_format: int = 0) -> int:
-        """Send a message.
-
-        Returns:
-            The delivery id its outcome will name.
-        """
+        """Send a message; return the delivery id its outcome will name."""
 
     def probe(self) -> bool:
         """Ask the peer for a flow, whose arrival the owner is called for. False where that cannot be asked."""
@@ -186,11 +178,7 @@ class BaseConnection(ABC):
         return None
 
     def require_live(self) -> None:
-        """Check that the connection is not over. Called after each wait for it: its end may have come with the answer.
-
-        Raises:
-            ServiceError: It is over.
-        """
+        """Check that the connection is not over, after each wait for it: its end may have come with the answer."""
         if self.error is not None:
             raise self.error
 
@@ -202,10 +190,7 @@ class BaseConnection(ABC):
     @abstractmethod
     async def attach(self, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> LinkHandle:
         """Attach a link; the owner is called with the result.
-
-        Raises:
-            ServiceError: The connection is over, or full.
-        """
+        Raises `ServiceError` if the connection is over, or full."""
 
     @abstractmethod
     def flush_soon(self) -> None:
@@ -261,9 +246,6 @@ class BaseConnection(ABC):
 
         A service that sends no answer for as long as the idle time-out, though a request is pending, is dead, even if
         an intermediary still sends heartbeats: the connection is dropped.
-
-        Returns:
-            Whether it was.
         """
         _, heard = asked
         if self.error is not None or heard != self._heard:
@@ -295,13 +277,7 @@ class BaseConnection(ABC):
 
 
 def end_error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:
-    """Return the error for something that the peer ended.
-
-    Args:
-        error: The error that the peer sent; None if it sent none.
-        lost: What ended.
-        otherwise: The description if the peer sent no error.
-    """
+    """Return the error for something that the peer ended."""
     if error is None:
         return error_for(None, otherwise, entity=entity, lost=lost)
     return error_for(str(error.condition), error.description, entity=entity, lost=lost)

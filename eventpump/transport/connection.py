@@ -58,11 +58,7 @@ class Dial(Protocol):
     """How a stream is opened: :func:`eventpump.net.dialing.dial`, or a replacement."""
 
     async def __call__(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
-        """Connect.
-
-        Raises:
-            ServiceError: No connection.
-        """
+        """Connect. Raises `ServiceError` if that fails."""
 
 
 class ClientConnection(BaseConnection):
@@ -90,12 +86,7 @@ class ClientConnection(BaseConnection):
 
     @classmethod
     async def open(cls, settings: ConnectionSettings, *, dialer: Dial = dial) -> ClientConnection:
-        """Connect, and wait for the service's open. Cancelled, nothing is left.
-
-        Raises:
-            ServiceError: No connection, or refused.
-            ConfigurationError: A file of certificates or keys cannot be used.
-        """
+        """Connect, and wait for the service's open. Cancelled, nothing is left."""
         route = client_route(settings)
         connection = cls(settings)
         try:
@@ -125,11 +116,7 @@ class ClientConnection(BaseConnection):
         return None if self._protocol is None else self._protocol.peer
 
     async def attach(self, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> Link:
-        """Attach a link on a session that has room for it; the owner is called with the result.
-
-        Raises:
-            ServiceError: The connection is over, or full.
-        """
+        """Attach a link on a session that has room for it. See `BaseConnection.attach`."""
         async with self._spreading:
             self.require_live()
             session = next((each for each in self._sessions if each.free_handles > 0), None)
@@ -229,10 +216,6 @@ class ClientConnection(BaseConnection):
             self._protocol.abort()
 
     async def aclose(self) -> None:
-        """Close in order; a peer that does not answer in time is dropped. Cancelled, the connection is dropped.
-
-        Links still open, and what waits on them, fail with a `ConnectionLostError` to give up on.
-        """
         protocol = self._protocol
         if protocol is None:
             return

@@ -34,12 +34,7 @@ _log = logging.getLogger("eventpump.transport")
 
 
 class ClientLink:
-    """The base of both directions: attach and detach.
-
-    Attributes:
-        entity: The address, for errors.
-        error: Why the link has ended; None while it has not.
-    """
+    """The base of both directions: attach and detach. It has ended if it has an error."""
 
     is_receiver: ClassVar[bool]
 
@@ -50,12 +45,7 @@ class ClientLink:
         self, connection: BaseConnection, *, entity: str, on_expired: Callable[[], None] | None = None
     ) -> None:
         """Create a link that is not attached yet.
-
-        Args:
-            connection: Its connection.
-            entity: The address, for errors.
-            on_expired: Called if the service detaches the link because its token has expired.
-        """
+        `on_expired` is called if the service detaches it as its token has expired."""
         self.connection = connection
         self.entity = entity
         self.link: LinkHandle | None = None
@@ -79,11 +69,7 @@ class ClientLink:
             _log.debug("link to %s: %s%s", self.entity, what, detail, extra=present(**fields))
 
     async def attach(self, spec: LinkSpec) -> None:
-        """Attach.
-
-        Raises:
-            ServiceError: The service refused, or did not answer.
-        """
+        """Attach. Raises `ServiceError` if the service refused, or did not answer."""
         timeout = self.connection.settings.operation_timeout
         asked = self.connection.asked()
         self._name = spec.name
@@ -180,12 +166,7 @@ class ClientLink:
         """Called when the link ended, for any reason."""
 
     def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
-        """Messages arrived.
-
-        Args:
-            payloads: The messages.
-            unsettled: The ids of the deliveries, if they are not settled.
-        """
+        """Messages arrived; `unsettled` has the ids of the deliveries, if they are not settled."""
 
     def on_credit(self) -> None:
         """Credit arrived."""
@@ -276,8 +257,6 @@ class _Posted:
 
     Attributes:
         on_outcome: Called with its outcome; None where nobody waits for that any more.
-        size: That of the message, in bytes.
-        message: The message, until it is sent.
         asked: When an answer was asked for, as of `BaseConnection.asked`.
     """
 
@@ -314,11 +293,8 @@ class _Posted:
 
 
 class _Outcome(Wakeup[None]):
-    """What a caller of `send` waits for. A cancellation withdraws the message at once, not when the caller runs again.
-
-    Attributes:
-        posted: The message.
-    """
+    """What a caller of `send` waits for.
+    A cancellation withdraws the message at once, not when the caller runs again."""
 
     __slots__ = ("posted",)
 
@@ -345,14 +321,7 @@ class ClientSendLink(ClientLink):
         on_expired: Callable[[], None] | None = None,
         on_lost: Callable[[ServiceError], None] | None = None,
     ) -> None:
-        """Create a link that is not attached yet.
-
-        Args:
-            connection: Its connection.
-            entity: The address, for errors.
-            on_expired: As of `ClientLink`.
-            on_lost: Called if the link ends for a reason other than `aclose`.
-        """
+        """Create a link that is not attached yet. `on_lost` is called if it ends for a reason other than `aclose`."""
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._on_lost_link = on_lost
         self._queue: OrderedDict[_Posted, None] = OrderedDict()

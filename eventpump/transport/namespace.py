@@ -50,11 +50,8 @@ STEADY_AFTER = 10.0
 
 
 class _Live:
-    """A connection, with its links for requests and its tokens.
-
-    Attributes:
-        is_proven: Whether an attach or a request has succeeded on it.
-    """
+    """A connection, with its links for requests and its tokens;
+    proven once an attach or a request has succeeded on it."""
 
     def __init__(self, connection: BaseConnection, source: TokenSource, rng: random.Random) -> None:
         self.connection = connection
@@ -181,12 +178,7 @@ class NamespaceTransport(ABC):
         return link
 
     async def _use(self, operate: Callable[[_Live], Awaitable[_T]]) -> _T:
-        """Do something on the live connection. The way in to it for all that can fail with it.
-
-        Raises:
-            ClosedError: This transport is closed; no other `ClosedError` passes.
-            ServiceError: The connection is over, or what the service answered.
-        """
+        """Do something on the live connection. The way in to it for all that can fail with it."""
         live = await self._connected()
         try:
             result = await operate(live)
@@ -251,12 +243,7 @@ class NamespaceTransport(ABC):
 
     @abstractmethod
     async def _open(self) -> BaseConnection:
-        """Connect, and wait for the service's open. If cancelled, no connection is left.
-
-        Raises:
-            ServiceError: The connection failed, or the service refused it.
-            ConfigurationError: A file of certificates or keys cannot be used.
-        """
+        """Connect, and wait for the service's open. If cancelled, no connection is left."""
 
     async def _open_again(self) -> BaseConnection:
         """Connect. A certificate file that cannot be used is a final error only if none was ever usable.

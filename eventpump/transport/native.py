@@ -14,14 +14,7 @@ from eventpump.transport.namespace import NamespaceTransport
 
 
 class NativeTransport(NamespaceTransport):
-    """A connection to one namespace over AMQP on TCP or TLS: implements `eventpump.interfaces.Transport`.
-
-    Args:
-        settings: Where to connect, and as whom.
-        rng: Spreads the back-off.
-        dialer: Makes the stream.
-        now: The time in seconds since the Unix epoch, for tokens.
-    """
+    """A connection to one namespace over AMQP on TCP or TLS: implements `eventpump.interfaces.Transport`."""
 
     def __init__(
         self,

@@ -36,17 +36,8 @@ class RequestLinks:
         return self._connection.is_alive
 
     async def request(self, make: Callable[[str], Message], message_id: str, *, timeout: float) -> Message:
-        """Send a request and wait for its answer.
-
-        Args:
-            make: Returns the request; called with the address to reply to.
-            message_id: The id of the request.
-            timeout: Seconds to wait.
-
-        Raises:
-            ServiceTimeoutError: The service did not answer in time.
-            ServiceError: The links could not be attached, or ended.
-        """
+        """Send a request, made for the address to reply to, and wait for its answer.
+        Raises `ServiceTimeoutError` at its time."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         asked, answers = self._connection.asked(), self._answers
         self._connection.requests += 1

@@ -44,7 +44,6 @@ class Token:
     """A token to be put.
 
     Args:
-        text: The token.
         token_type: Its type, for `$cbs`.
         expires_at: Seconds since the Unix epoch.
         refresh_after: Seconds after which to put another one; None if there will be no other.
@@ -57,13 +56,7 @@ class Token:
 
 
 class TokenSource:
-    """Creates tokens from a credential.
-
-    Args:
-        credential: The credential.
-        sas_lifetime: Lifetime in seconds of a token signed with a key.
-        now: Returns the time in seconds since the Unix epoch.
-    """
+    """Creates tokens from a credential; those that are signed with a key live for `sas_lifetime` seconds."""
 
     def __init__(
         self, credential: Credential, *, sas_lifetime: float = 3600.0, now: Callable[[], float] = time.time
@@ -73,11 +66,7 @@ class TokenSource:
         self._now = now
 
     async def token(self, audience: str) -> Token:
-        """Return a new token for an audience.
-
-        Raises:
-            AuthenticationError: The credential returned no token, or an expired one.
-        """
+        """Return a new token. Raises `AuthenticationError` if the credential returned none, or an expired one."""
         credential = self._credential
         now = self._now()
         try:
@@ -145,10 +134,7 @@ class Authorizer:
     detaches the links, and their owners see that.
 
     Args:
-        source: Creates the tokens.
-        links: The links to `$cbs`.
         auth_timeout: Seconds for each of: getting a token, and putting it.
-        rng: Randomness, for delays.
     """
 
     def __init__(self, source: TokenSource, links: RequestLinks, *, auth_timeout: float, rng: random.Random) -> None:
@@ -161,14 +147,8 @@ class Authorizer:
         self._is_closed = False
 
     async def authorize(self, audience: str) -> str:
-        """Put a token for the audience, unless one is valid. Concurrent callers share one request.
-
-        Returns:
-            The text of the current token.
-
-        Raises:
-            ServiceError: No token, or the service refused it. If cancelled, the request continues for later callers.
-        """
+        """Put a token for the audience, unless one is valid, and return the current one.
+        Concurrent callers share one request."""
         entry = self._audiences.get(audience)
         if entry is None:
             entry = self._audiences[audience] = _Audience(audience)

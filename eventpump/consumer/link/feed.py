@@ -39,13 +39,10 @@ class PartitionFeed(Generic[_T]):
         spec: The link; its position is where the first one begins.
         wrap: Called with received messages; returns what cursors read of them: an item for each, in order.
         number: Returns an item's sequence number, None if it cannot be read; needed for streams.
-        startup_timeout: Seconds after which a feed that was never attached ends; None for no limit.
         limit: The number of messages to receive, until `resume` raises it; None for no limit.
         locate: Called before each link with the position where it would begin; returns where it begins. An error that
             it raises counts as a failure of the link.
-        on_attached: Called each time the link is attached.
         on_trouble: Called when the link fails, with the seconds until it is opened again; None if it is not.
-        budget: The bytes that it shares with other feeds; None if it is bounded on its own only.
     """
 
     def __init__(
@@ -178,11 +175,7 @@ class PartitionFeed(Generic[_T]):
         self._kept.start()
 
     def cursor(self, *, at_end: bool = False) -> FeedCursor[_T]:
-        """Make a reader of what is received.
-
-        Args:
-            at_end: Begin after the newest message received, instead of at the oldest one held.
-        """
+        """Make a reader of what is received, from the oldest message held on, or after the newest one received."""
         cursor = FeedCursor(self, self._cache.cursor(at_end=at_end), self._cache)
         self._plain = (*self._plain, cursor)
         self._cursors = (*self._cursors, cursor)
@@ -193,9 +186,7 @@ class PartitionFeed(Generic[_T]):
         """Make a reader of a part of what is received.
 
         Args:
-            selection: Which items it reads.
             since: The sequence number below which it reads none; None to read whatever comes.
-            at_end: As of `cursor`.
         """
         cursor = self._cache.stream(selection, since=since, at_end=at_end)
         stream = self._streams[cursor] = FeedStream(self, cursor, self._cache)
@@ -223,11 +214,7 @@ class PartitionFeed(Generic[_T]):
         return True
 
     def resume(self, limit: int) -> None:
-        """Continue a parked feed.
-
-        Args:
-            limit: The number of messages to receive from now on.
-        """
+        """Continue a parked feed, for so many messages from now on."""
         self._kept.resume()
         self._credit.left = limit
         self.adjust_credit()
@@ -249,11 +236,7 @@ class PartitionFeed(Generic[_T]):
         return self.error if self.error is not None else await self._kept.until_reopened()
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Detach and drop the cache. Closing twice is fine. If cancelled, the feed still ends.
-
-        Args:
-            timeout: Seconds to wait for the service's answer; after that the detach continues in the background.
-        """
+        """Detach and drop the cache. Closing twice is fine. If cancelled, the feed still ends."""
         self.is_stopped = True
         if self.error is None:
             self.error = ClosedError("partition feed")
@@ -405,13 +388,7 @@ class PartitionFeed(Generic[_T]):
 
 
 class FeedCursor(Generic[_T]):
-    """One reader's place in a feed.
-
-    Args:
-        feed: The feed.
-        cursor: The place in its cache.
-        cache: Its cache.
-    """
+    """One reader's place in a feed."""
 
     __slots__ = ("_cache", "_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
 
@@ -475,14 +452,8 @@ class FeedCursor(Generic[_T]):
         return True
 
     def wait(self, timeout: float | None) -> asyncio.Future[bool]:
-        """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
-
-        Args:
-            timeout: Seconds; None for as long as it takes.
-
-        Returns:
-            To be awaited at once: False where the time ran out. Cancelled, nothing is lost.
-        """
+        """Wait until there is something to take, the feed has ended, or `wake` is called. Await it at once;
+        False at the time-out."""
         # No coroutine around the future: this is called for each batch.
         feed = self._feed
         waiter: Wakeup[bool] = Wakeup(loop=feed.loop)
@@ -546,13 +517,7 @@ class FeedCursor(Generic[_T]):
 
 
 class FeedStream(FeedCursor[_T]):
-    """One reader's place in a part of a feed.
-
-    Args:
-        feed: The feed.
-        stream: The place in its cache.
-        cache: Its cache.
-    """
+    """One reader's place in a part of a feed."""
 
     __slots__ = ("stream",)
 

@@ -21,11 +21,7 @@ class FeedMaker:
     """Makes the feeds of one owned partition.
 
     Args:
-        transport: Opens the links.
         spec: The link; its position is replaced.
-        settings: How far to read ahead.
-        scope: Namespace, hub and consumer group, for the events' origin.
-        rng: Randomness, for delays.
         hub: Reads the hub's properties, before each link but the first.
         budget: The bytes that all links of the host may hold; None if each is bounded on its own only.
     """
@@ -74,13 +70,9 @@ class FeedMaker:
         """Make a feed, which is not started.
 
         Args:
-            position: Where it begins.
             hub_created_at: The hub that its events are of. If that was deleted and recreated, the feed ends.
             consumer_group: Another consumer group than that of the link, and then without its owner level.
-            limit: As of `PartitionFeed`.
             checks_hub: Whether the hub is compared before the first link, too.
-            on_attached: As of `PartitionFeed`.
-            on_trouble: As of `PartitionFeed`.
         """
         origin = (self._scope, self.spec.partition_id, hub_created_at, self.made)
         self.made += 1

@@ -41,10 +41,7 @@ class LinkFacts:
     Attributes:
         newest: The last message received; of a large one the part that has its place.
         first: The first message received over the last link, likewise.
-        batches: How many batches of messages were received.
-        links: How many links were attached.
         quiet_since: When the last message was received, or the link was attached after it; on the loop's clock.
-        received_at: When the last message was received; on the loop's clock.
         hub_answer: The answer of management since the last message, if it was asked.
     """
 
@@ -81,13 +78,7 @@ class LinkUser(ReceiveSink, Protocol):
 
 
 class _Attempt:
-    """One link, from the search for its position to its end.
-
-    Attributes:
-        ended: Completes with why it has ended.
-        is_attaching: Whether it is being attached.
-        is_opened: Whether it was attached.
-    """
+    """One link, from the search for its position to its end."""
 
     __slots__ = ("ended", "is_attaching", "is_opened")
 
@@ -103,20 +94,14 @@ class KeptLink:
     again after the last message *received*.
 
     Args:
-        transport: Opens the links.
         spec: The link; its position is where the first one begins.
-        user: What receives over it.
         facts: What is known of it, also written by the user.
-        retry: How often, and after which delays, it is opened again.
-        rng: Randomness, for delays.
-        startup_timeout: Seconds after which a link that was never attached is given up; None for no limit.
         locate: Called before each link with the position where it would begin; returns where it begins. An error that
             it raises counts as a failure of the link.
         on_trouble: Called when the link fails, with the seconds until it is opened again; None if it is not.
 
     Attributes:
         spec: The link; its position is where one begins before the first message.
-        state: The state.
         link: The link while it is attached; None otherwise.
     """
 
@@ -200,12 +185,7 @@ class KeptLink:
             self._reopening = None
 
     async def aclose(self, error: Exception, timeout: float) -> None:
-        """Detach. Closing twice is fine. If cancelled, the link still ends.
-
-        Args:
-            error: What `until_reopened` returns.
-            timeout: Seconds to wait for the service's answer; after that the detach continues in the background.
-        """
+        """Detach. Closing twice is fine. If cancelled, the link still ends."""
         if self._is_closing:
             await self._tasks.wait(timeout)
         else:

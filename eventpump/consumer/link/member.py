@@ -54,12 +54,10 @@ class MemberCalls:
 
     Attributes:
         facts: Reads the partition's properties; tried until that succeeds.
-        attached: Called each time the link is attached.
         troubled: Called when the link fails, with the seconds until it is opened again, None if it is not; and with
             whether this subscription is the one that reports it.
         rewound: Called when the link is opened again further back for this subscription, with the sequence number of
             the first event that it needs, if that is known.
-        slow: Called when this subscription has held the others back for long.
         link_changed: Called when `MemberFeed.link_state` may have changed.
     """
 
@@ -75,13 +73,8 @@ class MemberFeed:
     """One subscription's events of a shared link, each once and in order. Made by `SharedPartition.join`.
 
     Args:
-        shared: The shared link.
-        name: The subscription.
-        beginning: Where its reading begins.
-        calls: What to call of the subscription's pump.
         slow_after: Seconds after which it counts as slow while it holds the others back.
         catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
-        selection: Which events it takes; None for all.
     """
 
     def __init__(
@@ -195,25 +188,14 @@ class MemberFeed:
         return events
 
     def processed(self) -> bool:
-        """Record that what was taken is processed, as the next `take` does, if there is nothing to take.
-
-        Returns:
-            Whether that is known: `take` need not be called before `wait`.
-        """
+        """Record that what was taken is processed, as the next `take` does, if there is nothing to take."""
         cursor = self._cursor
         return cursor is not None and self.selection is None and not self.has_own_link and cursor.settle()
 
     def _skip(
         self, cursor: FeedCursor[ReceivedEvent], events: Sequence[ReceivedEvent], limit: int, below: int
     ) -> Sequence[ReceivedEvent]:
-        """Take on until events are there that this subscription has not had.
-
-        Args:
-            cursor: What to take from.
-            events: What was taken.
-            limit: How many to take at once.
-            below: The sequence number of the first event that it has not had.
-        """
+        """Take on until events are there that this subscription has not had: from the number `below` on."""
         while events:
             new = _from(events, below)
             if new:
@@ -282,14 +264,7 @@ class MemberFeed:
             self._stream.wake_after(count)
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
-        """Wait until there may be something to take, reading has ended, or `wake` is called. One caller at a time.
-
-        Args:
-            timeout: Seconds; None for as long as it takes.
-
-        Returns:
-            To be awaited at once: False where the time ran out. Cancelled, nothing is lost.
-        """
+        """Wait as `FeedCursor.wait` does, while there may be something to take, or reading has not ended."""
         if self._cursor is not None and self._error is None:
             return self._cursor.wait(timeout)
         return self._wait_for_feed(timeout)
@@ -335,7 +310,6 @@ class MemberFeed:
         """Leave, and detach where no other subscription reads. Closing twice is fine; cancelled, the link still ends.
 
         Args:
-            timeout: Seconds to wait for the service's answer; the detach goes on without being waited for.
             is_processing: Whether what was taken is still being processed; `aclose` is called again after that.
         """
         self.stop()
@@ -404,7 +378,6 @@ class MemberFeed:
         """Read from a feed.
 
         Args:
-            feed: What receives.
             skip_below: The sequence number of the first event to take; None where the feed's first one is it.
             head: That of the next event that the feed receives, if it is known.
         """
@@ -422,7 +395,6 @@ class MemberFeed:
         """Keep what a shared feed receives from now on until this subscription has come so far on its own link.
 
         Args:
-            feed: The shared feed.
             head: The sequence number of the next event that the shared feed receives.
             room: How many events it may be behind for that.
 
@@ -491,11 +463,8 @@ class MemberFeed:
         self.wake()
 
     async def find_number(self, open_feed: Callable[[MemberFeed], PartitionFeed[ReceivedEvent]]) -> None:
-        """Find the sequence number of the first event to take, for which no other link may be open.
-
-        Args:
-            open_feed: Makes a feed that receives one event from the position on.
-        """
+        """Find the number of the first event to take, by a feed of one event from the position on.
+        No other link may be open."""
         while self._number is None and self._error is None:
             self._number = first_number(self._position, await self.calls.facts())
             if self._number is not None:

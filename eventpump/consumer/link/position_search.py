@@ -22,14 +22,8 @@ FIRST_EVENT_TIME = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionRequest:
-    """A search for the event at a position, for which the link is closed.
-
-    Attributes:
-        search: What to look for.
-        hub_created_at: The hub that it is to be found in.
-        facts: Reads the partition's properties.
-        found: Completes with the checkpoint before that event.
-    """
+    """A search for the event at a position, of a hub, for which the link is closed;
+    completes with the checkpoint before it."""
 
     search: PositionSearch
     hub_created_at: datetime
@@ -38,13 +32,7 @@ class PositionRequest:
 
 
 async def search_position(request: PositionRequest, feeds: FeedMaker, partition_id: str) -> None:
-    """Receive what a search asks for until it has found its checkpoint, or its future is done.
-
-    Args:
-        request: The search. Its future completes with the checkpoint, or the error.
-        feeds: Makes the partition's feeds. No other link of the partition is open.
-        partition_id: The partition.
-    """
+    """Receive what a search asks for until it has found its checkpoint, or its future is done."""
     search = request.search
     try:
         while search.found is None and not request.found.done():

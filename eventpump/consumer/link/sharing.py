@@ -39,11 +39,6 @@ class SharedPartition:
     The link begins at the lowest position of those that read, and the others skip what lies before theirs. One that
     joins later reads from the cache where that holds all it needs; else the link is opened again at its position, and
     the others skip what they have had. So there is neither a gap nor a repeat.
-
-    Args:
-        feeds: Makes the feeds of the partition.
-        on_closed: Called with a feed that has ended.
-        on_unexpected: Called with what a task failed with that should not.
     """
 
     def __init__(
@@ -120,11 +115,6 @@ class SharedPartition:
 
         Args:
             name: The subscription; one that has left, or has not joined yet.
-            beginning: Where its reading begins.
-            calls: What to call of its pump.
-            slow_after: Seconds after which it counts as slow while it holds the others back.
-            catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
-            selection: Which events it takes; None for all.
             shares_from: Read from links that are opened from now on, even if the cache has everything needed, and share
                 an existing one only from this sequence number on; None to read from any link.
         """
@@ -162,11 +152,6 @@ class SharedPartition:
     ) -> Checkpoint:
         """Find the event at a position by receiving events. The link is closed meanwhile, and opened again after it.
 
-        Args:
-            search: What to look for.
-            hub_created_at: The hub that it is to be found in.
-            facts: Reads the partition's properties.
-
         Raises:
             UnknownPositionError: There is no such position.
             ServiceError: The position was refused, or the link failed for good.
@@ -194,12 +179,7 @@ class SharedPartition:
             self._readers_changed()
 
     async def close_feed(self, feed: PartitionFeed[ReceivedEvent], timeout: float) -> None:
-        """Detach a feed that is not read any more.
-
-        Args:
-            feed: The feed.
-            timeout: Seconds to wait for the service's answer.
-        """
+        """Detach a feed that is not read any more, and wait so long for the answer."""
         if feed is self._feed:
             self._feed = None
             self._ledger.closed()
@@ -250,12 +230,7 @@ class SharedPartition:
         self.is_watching = self._is_held_back or bool(self._own)
 
     def _is_far_behind(self, member: MemberFeed, first: int | None) -> bool:
-        """Return whether a member is to have a link of its own, as it needs more than fits into the cache.
-
-        Args:
-            member: The member.
-            first: The number of the first event that the shared link has for the others; None if it is not known.
-        """
+        """Return whether a member is to have a link of its own, as it needs more than fits into the cache."""
         if member.catch_up_group is None:
             return False
         return member.number is None or first is None or first - member.number > self._settings.prefetch_events

@@ -32,9 +32,7 @@ class _Watched:
     """The state of one feed.
 
     Attributes:
-        patience: How long the link may be silent.
         batches: How many batches it had received when it was last looked at.
-        check: The check under way.
         next_at: When the next check may begin, on the loop's clock.
         withheld: The last sequence number in the hub when the connection was dropped because of missing events.
     """
@@ -48,13 +46,8 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class SilentLink:
-    """A link that is considered dead.
-
-    Args:
-        evidence: Why, in words.
-        silent_for: Seconds since the last message.
-        drops_connection: Whether its connection is dropped; otherwise another link is opened on it.
-    """
+    """A link that is considered dead: why, in words;
+    whether its connection is dropped, or another link opened on it."""
 
     evidence: str
     silent_for: float
@@ -68,8 +61,6 @@ class SilenceWatch:
     the last message received: nothing is lost.
 
     Args:
-        directory: Reads the properties of partitions.
-        hub: The hub.
         max_silence: Seconds after which a silent link is checked, and again; at least 1.
         on_unexpected: Called with the name and the error of a check that failed unexpectedly.
     """
@@ -89,13 +80,7 @@ class SilenceWatch:
         self._look_at = 0.0
 
     def waited(self, feed: PartitionFeed[Any], partition_id: str, on_silent: Callable[[SilentLink], None]) -> None:
-        """Begin a check if one is due. Called when a wait for events of a feed has ended without any.
-
-        Args:
-            feed: The feed.
-            partition_id: Its partition.
-            on_silent: Called when a link is considered dead, before it is closed.
-        """
+        """Begin a check if one is due. Called when a wait for events of a feed has ended without any."""
         watched = self._watched.get(feed)
         if watched is None:
             watched = self._watched[feed] = _Watched(Patience(self.max_silence))

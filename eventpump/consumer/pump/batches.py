@@ -37,8 +37,6 @@ class Offer:
     """A batch that a pump offers to the loops, until one of them takes it and settles it.
 
     Args:
-        context: The partition.
-        events: The batch.
         begin: Called when a loop takes it; returns whether it may still be delivered.
         runner: That of the pump, which waits for the loop that has it.
     """
@@ -88,11 +86,7 @@ class Offer:
         return self._state is _State.IN_HAND
 
     def take(self, hand: InHand) -> bool:
-        """Take it. Return False if it may not be delivered any more; it is withdrawn then.
-
-        Args:
-            hand: What the code of the loop belongs to.
-        """
+        """Take it, for the code of a loop. Return False if it may not be delivered any more; it is withdrawn then."""
         is_taken = self._begin()
         if is_taken:
             self._hand, hand.runner = hand, self._runner
@@ -169,7 +163,6 @@ class BatchQueue:
         """Take the batch that waits longest. Return None if none waits.
 
         Args:
-            hand: What the code of the loop belongs to.
             asked: The task that asked for it, which processes it if it still runs. The current task may be another one,
                 made to wait for it, as by `asyncio.wait_for` before Python 3.12.
         """
@@ -222,11 +215,7 @@ class BatchQueue:
 
 
 class BatchSource(EventProcessor):
-    """Stands for the loops as the processor of a host: `BatchDispatch` offers them the batches.
-
-    Args:
-        queue: Where the batches are offered.
-    """
+    """Stands for the loops as the processor of a host: `BatchDispatch` offers them the batches."""
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue = queue
@@ -253,11 +242,7 @@ class BatchSource(EventProcessor):
 
 class BatchDispatch(SerialDispatch):
     """Offers one batch at a time to the loops, until one of them has acknowledged it.
-
-    Args:
-        parts: The parts of the pump; a loop has no failures to be handled.
-        source: The processor, which has the queue.
-    """
+    A loop has no failures to be handled."""
 
     def __init__(
         self,

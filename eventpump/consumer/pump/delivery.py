@@ -27,13 +27,7 @@ _SUSPENDED: Final = PumpState.SUSPENDED
 
 
 class Delivery:
-    """Delivers the events of one pump, in its task.
-
-    Args:
-        parts: The parts of the pump.
-        reading: Where the events come from.
-        rewinding: Carries out what is asked of the pump.
-    """
+    """Delivers the events of one pump, in its task."""
 
     def __init__(
         self,
@@ -161,10 +155,7 @@ class Delivery:
 
     async def aclose(self) -> None:
         """Wait until no call of `process_events` runs any more. `stop` was called before.
-
-        Raises:
-            CancelledError: The pump was abandoned.
-        """
+        Raises `CancelledError` if abandoned."""
         while self._dispatch is not None:
             try:
                 await self._dispatch.drop()

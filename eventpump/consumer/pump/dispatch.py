@@ -31,7 +31,6 @@ class Dispatch(Protocol):
         """Accept a batch. It need not be processed when this returns.
 
         Args:
-            partition: Where it came from.
             events: The batch; none for a call while the partition is idle.
 
         Returns:
@@ -43,9 +42,6 @@ class Dispatch(Protocol):
 
         Args:
             heeds_requests: Whether a pause or a seek ends the wait.
-
-        Returns:
-            Whether it is; not if the pump ends or has lost its link, or because of requests.
         """
 
     def hold(self, *, is_held: bool) -> None:
@@ -68,7 +64,6 @@ class SerialDispatch:
     """Calls `process_events` in the pump's task, with one batch until it is processed or passed over.
 
     Args:
-        parts: The parts of the pump.
         steps: Records which events of a running batch are finished; None if a batch is processed as a whole.
     """
 
@@ -99,16 +94,7 @@ class SerialDispatch:
     async def deliver(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
     ) -> tuple[ReceivedEvent, ...]:
-        """Deliver a batch until it is processed or passed over, or the pump must not deliver any more.
-
-        Args:
-            partition: Where it came from.
-            events: The batch.
-            is_narrowed: Whether it is a single event of a batch that failed.
-
-        Returns:
-            The events of it that are to be delivered again, once the requests are carried out; else none.
-        """
+        """Deliver a batch, or one of its events, until it is processed or passed over. See `Dispatch.deliver`."""
         tracker, processor, context = partition.tracker, partition.processor, self._context
         ledger = self._loop_gate.ledger
         # An event whose place cannot be read is covered by the checkpoint of a later one.
@@ -256,14 +242,7 @@ async def still_belongs(
     """Return whether an event belongs to the stream, for which the function failed when it was received.
 
     Args:
-        runner: Runs the function.
-        partition: Where the event came from.
         doubts: As `OpenPartition.doubts`. Once it is known whether the event belongs to the stream, it is not in doubt.
-        doubt: The key of the event in `doubts`.
-        event: The event.
-
-    Raises:
-        Exception: The function has failed, then or now.
     """
     selection = partition.feed.selection
     assert selection is not None

@@ -26,13 +26,7 @@ _OUTCOMES: Final[dict[FailureStep, FailureOutcome]] = {
 class FailureHandling:
     """Handles the failures of one pump: reports them, calls `process_error`, waits, skips and parks.
 
-    Args:
-        ownership: The pump's lease and state.
-        runner: Runs the user's code.
-        context: What the processor is called with.
-
     Attributes:
-        processor: The processor, once it is made.
         failures: The failures of the events in hand, where those are one batch.
     """
 
@@ -60,9 +54,6 @@ class FailureHandling:
         If the policy is to stop, the pump ends.
 
         Args:
-            failures: The failures of the events in hand.
-            operation: The method that raised.
-            error: What it raised.
             events: The events that were to be processed; None if it was a method that is called without any.
 
         Returns:
@@ -97,10 +88,7 @@ class FailureHandling:
         """Skip an event, or park it.
 
         Args:
-            failures: Its failures.
-            step: What to do.
             events: The event; none if the processor failed at an idle call.
-            error: What it failed with.
             wait: Waits for seconds before it is tried again to park it; returns False if that is not to be.
 
         Returns:

@@ -22,10 +22,6 @@ class KeyedDispatch(KeyedDriver):
 
     Everything that is accepted belongs to one queue. It is finished, or dropped as a whole, before events of another
     place in the partition are accepted: so the watermark is always one of what is being read.
-
-    Args:
-        parts: The parts of the pump.
-        processor: The processor.
     """
 
     def __init__(

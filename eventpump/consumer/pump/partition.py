@@ -28,16 +28,8 @@ class OpenPartition:
     """One partition from the moment its start position is found until the pump ends or the position is found again.
 
     Attributes:
-        partition_id: The partition.
-        processor: The processor, open.
-        feed: Receives the events.
-        tracker: Decides which checkpoints to write.
-        writer: Writes them.
-        continuity: Checks that no event is missing.
-        beginning: Where reading began.
         origin: Marks the events received here, before the number of their link. Plain values, so that an event keeps
             its origin in a process pool.
-        life: The state of the pump, only read here.
         replayed: Which events no checkpoint is stored for.
         in_hand: How many events were taken and are not processed yet.
         is_replaying: Whether `feed` is that of a replay.
@@ -68,11 +60,7 @@ class OpenPartition:
         return self.beginning.position if self.beginning.checkpoint is None else None
 
     def next_number(self, facts: PartitionProperties) -> int:
-        """Return the sequence number of the first event that is not processed, or a lower one if that is not known.
-
-        Args:
-            facts: The properties of the partition.
-        """
+        """Return the sequence number of the first event that is not processed, or a lower one if that is not known."""
         if (handled := self.tracker.handled) is not None:
             return handled.sequence_number + 1
         number = self.beginning.expected
@@ -81,11 +69,8 @@ class OpenPartition:
         return 0 if number is None else number
 
     def explained(self, error: Exception) -> Exception:
-        """Return the error with which the feed ended, or one that adds the start position if that was refused.
-
-        Args:
-            error: The error of a feed that never had a link.
-        """
+        """Return the error with which a feed ended that never had a link, or one that adds the start position if that
+        was refused."""
         if not isinstance(error, RequestRefusedError) or error.condition != ARGUMENT_ERROR:
             return error
         source = _FROM_SETTINGS if self.beginning.checkpoint is None else _FROM_CHECKPOINT
@@ -105,18 +90,8 @@ class OpenPartition:
             self.feed.reopen(LinkDetachedError("the hub was recreated"))
 
     def checkpoint(self, event: ReceivedEvent | None, *, is_in_batch: bool) -> asyncio.Future[None] | None:
-        """Request a checkpoint; see `PartitionContext.checkpoint`.
-
-        Args:
-            event: The last event to cover; None as described there.
-            is_in_batch: Whether the call comes from the running batch.
-
-        Returns:
-            A future that completes when the checkpoint is stored; None if there is nothing to store.
-
-        Raises:
-            ConfigurationError: The event was not delivered here, or was before a seek.
-        """
+        """Request a checkpoint (`PartitionContext.checkpoint`);
+        return what completes when it is stored, None for nothing to store."""
         if event is None:
             if is_in_batch and self.replayed.is_running:
                 return None
@@ -146,7 +121,6 @@ class OpenPartition:
             last: The last of them whose place can be read.
             count: How many they are.
             is_newest_taken: Whether these are all that were taken; otherwise later ones are in hand.
-            now: When that was, on the loop's clock; None for now.
         """
         self.in_hand -= count
         if last is not None:
@@ -204,7 +178,6 @@ class OpenPartition:
         """Return how many events were enqueued after the last one delivered; see `PartitionContext.lag`.
 
         Args:
-            last_enqueued: Returns the sequence number of the newest event, as the last one received gives it.
             max_silence: Seconds; a link that was silent for longer says nothing about the newest event.
         """
         feed, facts, now = self.feed, self.feed.facts, asyncio.get_running_loop().time()

@@ -14,16 +14,7 @@ from eventpump.telemetry.interface import PartitionTelemetry
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PumpParts:
-    """What everything that delivers the events of one pump needs.
-
-    Attributes:
-        ownership: The pump's lease and state.
-        runner: Runs the user's code, and watches how long that takes.
-        context: What the processor is called with.
-        requests: What is asked of the pump.
-        failing: Handles the failures of the processor.
-        telemetry: Records the batches; None if nothing is recorded.
-    """
+    """What everything that delivers the events of one pump needs; nothing is recorded without telemetry."""
 
     ownership: Ownership
     runner: HandlerRunner

@@ -38,11 +38,6 @@ class PartitionPump:
     that code to return: the feed, the checkpoint writer and the deadlines are independent of it.
 
     Args:
-        services: What all pumps of a host share.
-        lease: The lease of the partition.
-        subscription: Whose events it delivers.
-        shared: The receive link of the partition.
-        silence: Checks its link when it is silent.
         on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
         on_lost: Called with how it was found that the lease is lost.
         on_overdue: Called when the pump should have ended and has not.
@@ -260,7 +255,6 @@ class PartitionPump:
         """End in order: finish the running batch, write the last checkpoint, close.
 
         Args:
-            reason: Why the pump ends.
             within: Seconds it may take; None for the close time-out. A later call can only shorten it.
         """
         if not self._life.is_over:
@@ -281,10 +275,7 @@ class PartitionPump:
 
     def seek(self, place: Checkpoint) -> asyncio.Future[bool]:
         """Go on after a checkpoint, once the running batch has ended.
-
-        Returns:
-            Completes with whether that checkpoint is stored: not if the pump ends before.
-        """
+        Completes with whether that is stored: not if the pump ends."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._requests.seek(Seek(place, done))
         self._wake()
@@ -292,10 +283,6 @@ class PartitionPump:
 
     def replay(self, after: Checkpoint, through: int) -> asyncio.Future[bool]:
         """Deliver a range again once the running batch has ended, and then go on as before.
-
-        Args:
-            after: The checkpoint before the first event of the range.
-            through: The sequence number of the last one.
 
         Returns:
             Completes with whether all of it was processed: not if the pump ends before, or a seek comes.
@@ -306,26 +293,16 @@ class PartitionPump:
         return done
 
     def drain(self, facts: PartitionProperties) -> asyncio.Future[bool]:
-        """Wait until the partition is processed up to its end.
-
-        Args:
-            facts: The properties of the partition, which name its newest event.
-
-        Returns:
-            Completes with whether they are: not if the pump ends before.
-        """
+        """Wait until the partition is processed up to the newest event in these facts.
+        Completes with False if the pump ends before."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._requests.drain(Drain(facts, done))
         self._wake()
         return done
 
     async def place_of(self, position: EventPosition) -> Checkpoint:
-        """Return the checkpoint after which reading begins as it does from a position.
-
-        Raises:
-            ConfigurationError: The partition has no such position.
-            EventPumpError: The service failed, or the partition is given up.
-        """
+        """Return the checkpoint after which reading begins as from a position.
+        Raises `ConfigurationError` if there is none."""
         return await self._reading.place_of(position)
 
     def _wake(self) -> None:

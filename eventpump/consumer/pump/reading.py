@@ -59,10 +59,6 @@ class PartitionReading:
     """Reads one partition for one subscription, from the position that its checkpoint or its start gives.
 
     Args:
-        ownership: The pump's lease and state.
-        subscription: Whose events are read.
-        shared: The receive link of the partition.
-        silence: Checks its link when it is silent.
         failing: Reports an error that ends the pump to the processor.
         on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
         on_suspended: Called when it holds other subscriptions back for too long, and is to be suspended for it.
@@ -113,10 +109,6 @@ class PartitionReading:
     async def start(self, processor: EventProcessor, *, shares_from: int | None = None) -> OpenPartition:
         """Find the start position and begin to read there.
 
-        Args:
-            processor: The processor, open.
-            shares_from: As of `SharedPartition.join`.
-
         Raises:
             PumpEndedError: The pump ends, maybe because the position could not be found.
         """
@@ -157,14 +149,8 @@ class PartitionReading:
         return self.partition
 
     async def restart(self, seek: Seek | None = None) -> OpenPartition:
-        """Find the start position again, and read from there.
-
-        Args:
-            seek: The checkpoint to store before; None if what was being read does not exist any more.
-
-        Raises:
-            PumpEndedError: The pump ends.
-        """
+        """Find the start position again, and read from there: after a seek's checkpoint, or as what was read does not
+        exist."""
         partition = self._present
         self._ownership.check_ending()
         if seek is None:
@@ -192,11 +178,8 @@ class PartitionReading:
         return await self.start(partition.processor, shares_from=shares_from)
 
     async def may_restart(self, error: Exception) -> bool:
-        """Return whether the start position is to be found again after the feed ended with an error; else end the pump.
-
-        Args:
-            error: The error of the feed.
-        """
+        """Return whether the start position is to be found again after a feed ended with this error;
+        else end the pump."""
         partition = self._present
         if await self._can_restart(partition, error):
             return True
@@ -226,10 +209,6 @@ class PartitionReading:
     @asynccontextmanager
     async def detour(self, after: Checkpoint, through: int) -> AsyncIterator[PumpContinuity]:
         """Read a range in the block, for which no checkpoint is stored; go on as before after it, unless it fails.
-
-        Args:
-            after: The checkpoint before the first event of the range.
-            through: The sequence number of the last one.
 
         Returns:
             The check that no event of the range is missing.
@@ -281,12 +260,7 @@ class PartitionReading:
         return PumpContinuity(self._ownership, beginning, self._starts, self._group)
 
     async def place_of(self, position: EventPosition) -> Checkpoint:
-        """Return the checkpoint after which reading begins as it does from a position.
-
-        Raises:
-            ConfigurationError: The partition has no such position.
-            EventPumpError: The service failed, or the partition is given up.
-        """
+        """See `PartitionPump.place_of`."""
         directory, hub = self._services.directory, self._services.scope.hub
 
         async def facts() -> PartitionProperties:
@@ -311,11 +285,7 @@ class PartitionReading:
             raise ConfigurationError("position", f"partition {self._partition_id}: {error.description}") from error
 
     async def facts(self) -> PartitionProperties:
-        """Return the partition's properties. Retried until it succeeds.
-
-        Raises:
-            ServiceError: The service refused.
-        """
+        """Return the partition's properties. Retried until it succeeds, or the service refuses."""
         return await self._starts.facts()
 
     async def skip_to_end(self, loss: Loss) -> None:
@@ -411,10 +381,6 @@ class PartitionReading:
 
     async def _renew_record(self, start: SubscriptionStart, stored: Checkpoint | None) -> None:
         """Follow, or make, the record of the present hub in place of the one of an earlier hub.
-
-        Args:
-            start: The subscription's record.
-            stored: Its checkpoint in the earlier hub.
 
         Raises:
             DataLossError: The options require to fail.

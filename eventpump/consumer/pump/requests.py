@@ -17,7 +17,6 @@ class Seek:
 
     Attributes:
         place: The checkpoint to go on after; or a position, whose checkpoint is to be found first.
-        done: Completes with whether it is stored; None if nothing waits for that.
     """
 
     place: Checkpoint | EventPosition
@@ -26,13 +25,7 @@ class Seek:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """A request to deliver a range again, and then to go on as before.
-
-    Attributes:
-        after: The checkpoint before the first event of the range.
-        through: The sequence number of the last one.
-        done: Completes with whether all of it was processed.
-    """
+    """A request to deliver a range again, after a checkpoint up to a number, and then to go on as before."""
 
     after: Checkpoint
     through: int
@@ -41,12 +34,7 @@ class Replay:
 
 @dataclass(slots=True, eq=False)
 class Drain:
-    """A wait for a partition to be processed.
-
-    Attributes:
-        facts: The properties of the partition; their newest event is the last one to be processed.
-        done: Completes with whether it was.
-    """
+    """A wait for a partition to be processed, up to the newest event in its facts."""
 
     facts: PartitionProperties
     done: asyncio.Future[bool]
@@ -58,8 +46,6 @@ class Requests:
 
     Attributes:
         is_due: Whether the pump has something to do before its next delivery.
-        is_paused: Whether nothing is to be delivered.
-        drains: The waits for the partition to be processed.
         news: Set when a request comes, or the pump ends.
     """
 

@@ -21,12 +21,7 @@ from eventpump.reports import DataLost, RangeReplayed, ServiceFailed
 
 
 class Rewinding:
-    """Carries out the requests to one pump.
-
-    Args:
-        parts: The parts of the pump.
-        reading: Leaves the link, and joins it again.
-    """
+    """Carries out the requests to one pump: leaves the link, and joins it again."""
 
     def __init__(self, parts: PumpParts, reading: PartitionReading) -> None:
         self._ownership = parts.ownership
@@ -36,14 +31,8 @@ class Rewinding:
         self._reading = reading
 
     async def carry_out(self, dispatch: Dispatch) -> OpenPartition:
-        """Carry out pending requests, and wait while the pump is paused.
-
-        Args:
-            dispatch: Calls the processor.
-
-        Returns:
-            What is being read then: another object after a seek.
-        """
+        """Carry out requests, and wait while the pump is paused;
+        return what is read then: another object after a seek."""
         requests = self._requests
         while self._ownership.goes_on():
             match requests.take():

@@ -30,11 +30,7 @@ class StepwiseProcessor(EventProcessor):
 
 
 class Steps:
-    """How much of a running batch is finished. The last event of a batch is finished with its batch.
-
-    Args:
-        processor: Processes the batch.
-    """
+    """How much of a running batch is finished. The last event of a batch is finished with its batch."""
 
     def __init__(self, processor: StepwiseProcessor) -> None:
         self._processor = processor
@@ -42,12 +38,7 @@ class Steps:
         self._left: tuple[ReceivedEvent, ...] = ()
 
     def begin(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> None:
-        """Record that a batch is delivered.
-
-        Args:
-            partition: Where it came from.
-            events: The batch.
-        """
+        """Record that a batch of a partition is delivered."""
         self._partition, self._left = partition, events
 
     def record(self) -> None:

@@ -34,11 +34,7 @@ _NO_BODY: Final = encode_data(b"")
 
 
 def to_value(value: Any) -> Any:
-    """Make uamqp's object of a value, its type kept exactly.
-
-    Raises:
-        EncodeError: The value has no AMQP form.
-    """
+    """Make uamqp's object of a value, its type kept exactly. Raises `EncodeError` if the value has no AMQP form."""
     return _value(encode(value))
 
 
@@ -55,11 +51,7 @@ def from_value(value: Any) -> Any:
 
 
 def to_message(raw: bytes, message_format: int) -> Any:
-    """Make uamqp's object of an encoded message, which it will encode to the same sections.
-
-    Raises:
-        EventError: It holds a value that uamqp changes or does not know; or the bytes are no message.
-    """
+    """Make uamqp's object of an encoded message, which it will encode to the same sections."""
     spans = section_spans(raw)
     message = _message([(code, raw[start:end]) for code, start, end in spans])
     message.message_format = message_format

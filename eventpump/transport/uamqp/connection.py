@@ -60,11 +60,7 @@ class UamqpLink:
         self._connection.worker.set_credit(self.number, credit)
 
     def send(self, payload: bytes, *, message_format: int = 0) -> int:
-        """Send a message.
-
-        Returns:
-            The delivery id its outcome will name.
-        """
+        """See `LinkHandle.send`."""
         delivery_id = next(self._ids)
         self._sizes[delivery_id] = len(payload)
         self._unsettled += len(payload)
@@ -147,12 +143,7 @@ class UamqpConnection(BaseConnection):
 
     @classmethod
     async def open(cls, settings: ConnectionSettings) -> UamqpConnection:
-        """Connect, and wait for the service's open. Cancelled, nothing is left.
-
-        Raises:
-            ServiceError: No connection, or refused.
-            ConfigurationError: A file of certificates or keys cannot be used.
-        """
+        """Connect, and wait for the service's open. Cancelled, nothing is left."""
         route = client_route(settings)
         connection: UamqpConnection | None = None
         try:
@@ -186,11 +177,7 @@ class UamqpConnection(BaseConnection):
         return False
 
     async def attach(self, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> UamqpLink:
-        """Attach a link on the session that has the most room; the owner is called with the result.
-
-        Raises:
-            ServiceError: The connection is over, or full.
-        """
+        """Attach a link on the session that has the most room. See `BaseConnection.attach`."""
         self.require_live()
         session = self._held.index(min(self._held))
         if self._held[session] >= HANDLES:
@@ -207,11 +194,7 @@ class UamqpConnection(BaseConnection):
         return link
 
     def forget(self, link: UamqpLink, *, is_free: bool) -> None:
-        """Called when a link is over.
-
-        Args:
-            is_free: Whether another can take its place in the session.
-        """
+        """Called when a link is over; whether another can take its place in the session."""
         if self._links.pop(link.number, None) is not None and is_free:
             self._held[link.session] -= 1
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 
 class Pace:
-    """Waits that are short after something happened, and double while nothing does.
-
-    Args:
-        shortest: Seconds; the wait right after something happened.
-        longest: Seconds; no wait is longer.
-    """
+    """Waits that are short after something happened, and double while nothing does, within these seconds."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         assert 0 < shortest <= longest

@@ -8,13 +8,7 @@ from eventpump.transport.uamqp.connection import UamqpConnection
 
 
 class UamqpTransport(NamespaceTransport):
-    """A connection to one namespace over AMQP on TLS, with uamqp: implements `eventpump.interfaces.Transport`.
-
-    Args:
-        settings: Where to connect, and as whom.
-        rng: Spreads the back-off.
-        now: The time in seconds since the Unix epoch, for tokens.
-    """
+    """A connection to one namespace over AMQP on TLS, with uamqp: implements `eventpump.interfaces.Transport`."""
 
     async def _open(self) -> BaseConnection:
         return await UamqpConnection.open(self._settings)

@@ -63,11 +63,7 @@ class LinkOwner(Protocol):
         """A message was settled; or not sent, where the outcome is an error."""
 
     def on_detached(self, error: AmqpError | None, is_free: bool) -> None:
-        """The link is over.
-
-        Args:
-            is_free: Whether another can take its place in the session.
-        """
+        """The link is over; whether another can take its place in the session."""
 
 
 class ConnectionOwner(Protocol):
@@ -91,13 +87,7 @@ class ConnectionOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEndpoint:
-    """Where to connect, and as whom.
-
-    Args:
-        hostname: Of the AMQP open.
-        idle_timeout: Seconds.
-        ca_file: Certificates (PEM) to trust.
-    """
+    """Where to connect, and as whom; `hostname` is that of the AMQP open."""
 
     host: str
     port: int
@@ -109,12 +99,8 @@ class WorkerEndpoint:
 
 
 class Worker:
-    """A connection of uamqp in a thread of its own. Made, started and asked in the event loop.
-
-    Args:
-        loop: The owner's; once it is closed, so is the connection.
-        pace: The waits between looks.
-    """
+    """A connection of uamqp in a thread of its own.
+    Made, started and asked in the event loop, with which it is closed."""
 
     def __init__(
         self,
@@ -149,11 +135,7 @@ class Worker:
         self._thread.start()
 
     def attach(self, handle: int, session: int, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> None:
-        """Attach a link.
-
-        Args:
-            handle: What it is called by from now on.
-        """
+        """Attach a link, which is called by this handle from now on."""
         self._ask(self._attach, (handle, session, owner, spec, is_receiver))
 
     def set_credit(self, handle: int, credit: int) -> None:
@@ -221,11 +203,7 @@ class Worker:
         self._watch.found(open_sockets() - before, endpoint.port)
 
     def _take(self, wait: float) -> bool:
-        """Do what was asked, waiting for it at most so many seconds.
-
-        Returns:
-            Whether there was anything.
-        """
+        """Do what was asked, waiting for it at most so many seconds; return whether there was anything."""
         if self._asked.empty():
             self._watch.wait(wait)
         count = self._asked.qsize()
@@ -243,11 +221,7 @@ class Worker:
         self._rechecks.append(check)
 
     def flush(self) -> bool:
-        """Report to the event loop what happened.
-
-        Returns:
-            Whether anything did.
-        """
+        """Report to the event loop what happened; return whether anything did."""
         calls, self._calls = self._calls, []
         if not calls:
             return False
@@ -498,11 +472,7 @@ class _Send:
 
 
 def _outcome(result: int, state: Any) -> Any:
-    """Return the outcome that uamqp's result and its fields, which come without their types, stand for.
-
-    Returns:
-        None where there was none: the message, or its link, failed here.
-    """
+    """Return the outcome of uamqp's result and its untyped fields; None where the message, or its link, failed here."""
     if result == _OK:
         return Accepted()
     match state:
