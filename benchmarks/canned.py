@@ -73,6 +73,7 @@ from eventpump.eventhubs.names import (
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
 )
+from eventpump.eventhubs.properties import HubProperties, PartitionProperties
 from eventpump.eventhubs.requests import reply_to
 from eventpump.net.stream import BufferedReads, ConnectionProtocol
 
@@ -477,9 +478,9 @@ class CannedConnection:
         read = management.parse_request(request)
         partitions = self._canned.partitions
         if read.partition_id is None:
-            return management.hub_response(request, management.AnsweredHub(HUB, FIRST_MOMENT, tuple(partitions)))
+            return management.hub_response(request, HubProperties(HUB, FIRST_MOMENT, tuple(partitions)))
         partition = partitions[read.partition_id]
-        facts = management.AnsweredPartition(
+        facts = PartitionProperties(
             hub=HUB,
             partition_id=read.partition_id,
             beginning_sequence_number=FIRST_SEQUENCE_NUMBER,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from eventpump.eventhubs.events import EventData, EventPosition
     from eventpump.eventhubs.events import LastEnqueued as LastEnqueued
     from eventpump.eventhubs.events import MessageContent as MessageContent
+    from eventpump.eventhubs.properties import HubProperties as HubProperties
+    from eventpump.eventhubs.properties import PartitionProperties as PartitionProperties
 
 
 class Clock(Protocol):
@@ -236,44 +238,6 @@ class SendLink(Protocol):
 
     async def aclose(self) -> None:
         """Detach. Sends that are waiting fail with `LinkDetachedError`. May be called more than once."""
-
-
-@dataclass(frozen=True, slots=True)
-class HubProperties:
-    """What the service reports about a hub.
-
-    Args:
-        name: The hub's name.
-        created_at: When it was created.
-        partition_ids: Its partitions, in the service's order.
-    """
-
-    name: str
-    created_at: datetime
-    partition_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionProperties:
-    """What the service reports about a partition.
-
-    Args:
-        hub: The hub's name.
-        partition_id: The partition.
-        beginning_sequence_number: The sequence number of the oldest retained event.
-        last_enqueued_sequence_number: The sequence number of the newest event; -1 if there never was one.
-        last_enqueued_offset: The offset of the newest event, an opaque text.
-        last_enqueued_time: When the newest event was enqueued.
-        is_empty: Whether the partition retains no event.
-    """
-
-    hub: str
-    partition_id: str
-    beginning_sequence_number: int
-    last_enqueued_sequence_number: int
-    last_enqueued_offset: str
-    last_enqueued_time: datetime
-    is_empty: bool
 
 
 class HubDirectory(Protocol):
@@ -880,6 +844,7 @@ if not TYPE_CHECKING:  # to checkers it would mean that every name exists
             "core.router": "PartitionRouter",
             "eventhubs.decoding": "Decoder",
             "eventhubs.events": "Checkpoint LastEnqueued MessageContent",
+            "eventhubs.properties": "HubProperties PartitionProperties",
         },
         own=[name for name, made in globals().items() if getattr(made, "__module__", None) == __name__],
     )

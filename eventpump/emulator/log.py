@@ -16,8 +16,9 @@ from eventpump.amqp.types import Timestamp
 from eventpump.emulator.ledger import ProducerState, PublishingLedger
 from eventpump.emulator.stamping import stamp
 from eventpump.eventhubs.events import EventPosition
-from eventpump.eventhubs.management import NEVER, AnsweredPartition
+from eventpump.eventhubs.management import NEVER
 from eventpump.eventhubs.names import DEFAULT_CONSUMER_GROUP
+from eventpump.eventhubs.properties import PartitionProperties
 from eventpump.texts import excerpt
 
 _OFFSET = re.compile(r"-?[0-9]{1,19}")
@@ -190,9 +191,9 @@ class PartitionLog:
         """Count the retained events that were enqueued before a time."""
         return bisect_left(self._times, time_ms)
 
-    def facts(self) -> AnsweredPartition:
+    def facts(self) -> PartitionProperties:
         """Return the properties of the visible events."""
-        return AnsweredPartition(
+        return PartitionProperties(
             hub=self.hub,
             partition_id=self.partition_id,
             # As the service has it of a partition that never held an event; where others begin is known.

@@ -31,6 +31,7 @@ from eventpump.eventhubs.conditions import (
     TIMEOUT,
     UNAUTHORIZED_ACCESS,
 )
+from eventpump.eventhubs.properties import HubProperties
 from eventpump.eventhubs.requests import BadRequestError, answer, message_id, reply_to
 
 REQUEST_CREDIT = 100
@@ -244,7 +245,7 @@ class RequestEnd(ReceivingEnd):
         if read.partition_id is None:
             return management.hub_response(
                 request,
-                management.AnsweredHub(
+                HubProperties(
                     name=hub.name,
                     created_at=datetime.fromtimestamp(hub.created_ms / 1000, UTC),
                     partition_ids=tuple(partition.partition_id for partition in hub.partitions),

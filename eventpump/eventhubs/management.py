@@ -27,6 +27,7 @@ from eventpump.eventhubs.names import (
     SECURITY_TOKEN,
     TYPE,
 )
+from eventpump.eventhubs.properties import HubProperties, PartitionProperties
 from eventpump.eventhubs.requests import BadRequestError, MessageId, SecretText, answer, check_answer, text_field
 from eventpump.texts import MAX_EXCERPT, excerpt
 
@@ -37,29 +38,6 @@ _NO_BODY = Data((b"[]",))
 """A message has a body (AMQP 1.0, 3.2), though the service takes a request without: this is that of JavaScript."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredHub:
-    """Properties of a hub, as the service answers them."""
-
-    name: str
-    created_at: datetime.datetime
-    partition_ids: tuple[str, ...]
-    georeplication_factor: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredPartition:
-    """Properties of a partition, as the service answers them. An empty one has last numbers of -1 and offset "-1"."""
-
-    hub: str
-    partition_id: str
-    beginning_sequence_number: int
-    last_enqueued_sequence_number: int
-    last_enqueued_offset: str
-    last_enqueued_time: datetime.datetime
-    is_empty: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +116,7 @@ def parse_request(message: Message) -> ManagementRequest:
 # --------------------------------------------------------------------------------------------------- responses
 
 
-def hub_response(request: Message, facts: AnsweredHub) -> Message:
+def hub_response(request: Message, facts: HubProperties) -> Message:
     """Make the answer to a hub read. The types of its values are part of the promise: .NET casts strictly."""
     return _success(
         request,
@@ -148,12 +126,12 @@ def hub_response(request: Message, facts: AnsweredHub) -> Message:
             "created_at": Timestamp.from_datetime(facts.created_at),
             "partition_count": Int(len(facts.partition_ids)),
             "partition_ids": Array(facts.partition_ids, of=str),
-            "georeplication_factor": Int(facts.georeplication_factor),
+            "georeplication_factor": Int(1),
         },
     )
 
 
-def partition_response(request: Message, facts: AnsweredPartition) -> Message:
+def partition_response(request: Message, facts: PartitionProperties) -> Message:
     """Make the answer to a partition read. Sequence numbers go out as longs, and the epochs say: not replicated."""
     return _success(
         request,
@@ -188,25 +166,23 @@ def _echo(request: Message) -> dict[str, Any]:
     return {} if operation is None or len(operation) > MAX_EXCERPT else {OPERATION: operation}
 
 
-def parse_hub_response(message: Message, *, hub: str) -> AnsweredHub:
+def parse_hub_response(message: Message, *, hub: str) -> HubProperties:
     """Parse the answer to a read of a hub. Raises `ServiceError` if it failed, `ProtocolError` if it is no answer."""
     facts = _facts(message, hub)
     ids = _get(facts, "partition_ids", list)
     if not all(isinstance(each, str) for each in ids):
         raise ProtocolError(INVALID_FIELD, "a management answer has partition ids that are no text")
-    factor = facts.get("georeplication_factor", 1)
-    return AnsweredHub(
+    return HubProperties(
         name=_get(facts, "name", str),
         created_at=_get(facts, "created_at", Timestamp).to_datetime(),
         partition_ids=tuple(ids),
-        georeplication_factor=int(factor) if isinstance(factor, int) else 1,
     )
 
 
-def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> AnsweredPartition:
+def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> PartitionProperties:
     """Parse the answer to a read of a partition. Raises as `parse_hub_response`."""
     facts = _facts(message, f"{hub}/Partitions/{partition_id}")
-    return AnsweredPartition(
+    return PartitionProperties(
         hub=_get(facts, "name", str),
         partition_id=_get(facts, "partition", str),
         beginning_sequence_number=int(_get(facts, "begin_sequence_number", int)),

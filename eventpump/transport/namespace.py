@@ -199,23 +199,13 @@ class NamespaceTransport(ABC):
     async def get_hub_properties(self, hub: str) -> HubProperties:
         """See `HubDirectory`."""
         make, parse = partial(management.hub_request, hub), partial(management.parse_hub_response, hub=hub)
-        facts = await self._use(lambda live: self._read(live, hub, make, parse))
-        return HubProperties(facts.name, facts.created_at, facts.partition_ids)
+        return await self._use(lambda live: self._read(live, hub, make, parse))
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
         """See `HubDirectory`."""
         make = partial(management.partition_request, hub, partition_id)
         parse = partial(management.parse_partition_response, hub=hub, partition_id=partition_id)
-        facts = await self._use(lambda live: self._read(live, hub, make, parse))
-        return PartitionProperties(
-            facts.hub,
-            facts.partition_id,
-            facts.beginning_sequence_number,
-            facts.last_enqueued_sequence_number,
-            facts.last_enqueued_offset,
-            facts.last_enqueued_time,
-            facts.is_empty,
-        )
+        return await self._use(lambda live: self._read(live, hub, make, parse))
 
     async def _read(self, live: _Live, hub: str, make: Callable[..., Message], parse: Callable[[Message], _T]) -> _T:
         token = await live.authorizer.authorize(self._audience(hub))

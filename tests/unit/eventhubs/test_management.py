@@ -13,12 +13,15 @@ from eventpump.amqp.types import Array, Int, Timestamp
 from eventpump.errors import EntityNotFoundError, ProtocolError, RequestRefusedError
 from eventpump.eventhubs import management
 from eventpump.eventhubs.conditions import ARGUMENT_OUT_OF_RANGE, NOT_FOUND
-from eventpump.eventhubs.management import NEVER, AnsweredHub, AnsweredPartition, ManagementRequest
+from eventpump.eventhubs.management import NEVER, ManagementRequest
+from eventpump.eventhubs.properties import HubProperties, PartitionProperties
 from eventpump.eventhubs.requests import BadRequestError, correlation_id
 
-HUB = AnsweredHub("telemetry", datetime(2024, 5, 6, tzinfo=UTC), ("0", "1", "2"))
-PARTITION = AnsweredPartition("telemetry", "1", 5, 2**40, "123456", datetime(2024, 5, 6, 7, tzinfo=UTC), is_empty=False)
-EMPTY = AnsweredPartition("telemetry", "1", 0, -1, "-1", NEVER, is_empty=True)
+HUB = HubProperties("telemetry", datetime(2024, 5, 6, tzinfo=UTC), ("0", "1", "2"))
+PARTITION = PartitionProperties(
+    "telemetry", "1", 5, 2**40, "123456", datetime(2024, 5, 6, 7, tzinfo=UTC), is_empty=False
+)
+EMPTY = PartitionProperties("telemetry", "1", 0, -1, "-1", NEVER, is_empty=True)
 ID = uuid.UUID(int=9)
 
 
@@ -91,7 +94,7 @@ def hub_answer() -> Message:
     return management.hub_response(management.hub_request("telemetry", message_id=ID, reply_to="r"), HUB)
 
 
-def partition_answer(facts: AnsweredPartition) -> Message:
+def partition_answer(facts: PartitionProperties) -> Message:
     return management.partition_response(management.partition_request("telemetry", "1", message_id=ID), facts)
 
 
@@ -128,7 +131,7 @@ def test_hub_response_has_the_types_of_dotnet() -> None:
 
 
 @pytest.mark.parametrize("facts", [PARTITION, EMPTY])
-def test_partition_response_is_read_as_it_was_written(facts: AnsweredPartition) -> None:
+def test_partition_response_is_read_as_it_was_written(facts: PartitionProperties) -> None:
     """The client reads the properties of a partition as the service writes them, year 1 included."""
     made = through(partition_answer(facts))
     assert management.parse_partition_response(made, hub="telemetry", partition_id="1") == facts
@@ -155,7 +158,7 @@ def test_partition_response_has_the_types_of_dotnet() -> None:
 @given(st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"])))
 def test_partition_response_takes_any_number_and_offset(first: int, last: int, offset: str) -> None:
     """Any number and any offset text goes through."""
-    facts = AnsweredPartition("h", "0", first, last, offset, NEVER, is_empty=False)
+    facts = PartitionProperties("h", "0", first, last, offset, NEVER, is_empty=False)
     made = through(partition_answer(facts))
     assert management.parse_partition_response(made, hub="h", partition_id="0") == facts
 

@@ -26,7 +26,7 @@ from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError
 from eventpump.eventhubs import cbs, management
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
-from eventpump.eventhubs.management import AnsweredHub
+from eventpump.eventhubs.properties import HubProperties
 from eventpump.interfaces import ReceiveLinkSpec, SendLinkSpec
 from eventpump.net.route import Route
 from eventpump.net.stream import ConnectionHandler, ConnectionProtocol
@@ -258,7 +258,7 @@ class Served(ConnectionHandler):
             answer = self.service.script.answer(request)
         else:
             answer = management.hub_response(
-                request, AnsweredHub(management.parse_request(request).hub, datetime.now(UTC), ("0", "1"), 1)
+                request, HubProperties(management.parse_request(request).hub, datetime.now(UTC), ("0", "1"))
             )
         if answer is not None:
             reply = next(each for each in self.links[address] if not each.is_receiver)
