@@ -54,7 +54,7 @@ class Starts(Protocol):
 
 
 class GroupRecord(Starts, Protocol):
-    """A consumer group's record; see `eventpump.interfaces.ScopeRecord`."""
+    """A consumer group's record; see `eventpump.storage.scope_form.ScopeRecord`."""
 
     @property
     def hub_created_at(self) -> datetime:
@@ -86,7 +86,7 @@ def hub_of(record: GroupRecord, partition_id: str) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class RecordChange:
-    """The changed fields of a record; see `eventpump.interfaces.ScopeRecord`."""
+    """The changed fields of a record; see `eventpump.storage.scope_form.ScopeRecord`."""
 
     hub_created_at: datetime
     partition_count: int

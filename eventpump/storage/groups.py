@@ -25,18 +25,13 @@ from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import (
-    ConsumerScope,
-    LeaseStore,
-    RecordStore,
-    ScopeRecord,
-    StoredRecord,
-    SubscriptionRecord,
-)
+from eventpump.interfaces import ConsumerScope, LeaseStore, RecordStore, StoredRecord
 from eventpump.storage.checkpoint_form import CheckpointRecord
 from eventpump.storage.scope_form import (
     HubNames,
     NamedRecord,
+    ScopeRecord,
+    SubscriptionRecord,
     encode_named_record,
     encode_subscription,
     parse_named_record,

@@ -7,11 +7,12 @@ writer: of hosts that write equal records at the same time one succeeds. Bodies 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from eventpump.interfaces import ConsumerScope, ScopeRecord, SubscriptionRecord
+from eventpump.interfaces import ConsumerScope
 
 _VERSION: Final = 1
 """Raised with every member added, dropped or changed: a version that does not know a member would drop it."""
@@ -34,6 +35,57 @@ _NAME: Final = "name"
 _INCARNATION: Final = "incarnation"
 _ACTIVE: Final = "isActive"
 _SUBSCRIPTION_MEMBERS: Final = frozenset({_VERSION_MEMBER, _NAME, _INCARNATION, _CREATED, _COUNT, _STARTS, _ACTIVE})
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRecord:
+    """What all hosts of one consumer group use. Written by the first host of the group.
+
+    Args:
+        hub_created_at: When the hub that the checkpoints belong to was created.
+        partition_count: How many partitions the hub had when the record was written. Partitions with this number or a
+            higher one were added later, and begin at their start.
+        starts: Where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id, and
+            under "" for all others. Default: `{}`.
+        reset_for: When a newer hub of the same name was created, if the checkpoints are being reset for it; else None.
+        reset_partitions: The partitions whose reset for that newer hub is stored. Default: `frozenset()`.
+    """
+
+    hub_created_at: datetime
+    partition_count: int
+    starts: Mapping[str, str] = field(default_factory=dict)
+    reset_for: datetime | None = None
+    reset_partitions: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """What the hosts of one consumer group have agreed on about one subscription.
+
+    Args:
+        name: The name of the subscription.
+        incarnation: Random text, new for each subscription made. Its checkpoints lie under `key`, so that those of an
+            earlier subscription of that name are not taken for its own.
+        hub_created_at: When the hub that its starts and checkpoints belong to was created.
+        partition_count: How many partitions the hub had then. A partition whose number is not below it was added later,
+            and begins at its beginning.
+        starts: Where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id, and
+            under "" for those not named. Default: `{}`.
+        is_active: False where it was ended with its checkpoints kept: no host delivers to it until it is made active
+            again. Default: True.
+    """
+
+    name: str
+    incarnation: str
+    hub_created_at: datetime
+    partition_count: int
+    starts: Mapping[str, str] = field(default_factory=dict)
+    is_active: bool = True
+
+    @property
+    def key(self) -> str:
+        """The name of its checkpoints."""
+        return f"{self.name}.{self.incarnation}"
 
 
 @dataclass(frozen=True, slots=True)

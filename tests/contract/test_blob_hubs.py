@@ -18,13 +18,13 @@ from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import ConsumerScope, ScopeRecord, SubscriptionRecord
+from eventpump.interfaces import ConsumerScope
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LeaseStoreEmpty
 from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.storage.ledgers.blob import BlobLedger
 from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
-from eventpump.storage.scope_form import HubNames, encode_named_record
+from eventpump.storage.scope_form import HubNames, ScopeRecord, SubscriptionRecord, encode_named_record
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.azurite import Azurite
 from tests.support.leases import group, unheld, unnamed_record

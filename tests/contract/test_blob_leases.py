@@ -26,9 +26,10 @@ from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
-from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
+from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.blob import BlobLeaseStore
+from eventpump.storage.scope_form import ScopeRecord
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.azurite import Azurite
 from tests.support.blob_faults import FaultTransport, Send, on, service

@@ -32,13 +32,14 @@ from eventpump.checkpoints.plan import Start
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, HubProperties, LeaseStore, ScopeRecord, SubscriptionRecord
+from eventpump.interfaces import ConsumerScope, HubProperties, LeaseStore
 from eventpump.lag import BlobCheckpointReader, CheckpointReader, SparkCheckpointReader, StoredCheckpoint
 from eventpump.reports import DataLost, HostReport
 from eventpump.storage.groups import GroupRecords
 from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.storage.leases.ownership import BlobOwnershipStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
+from eventpump.storage.scope_form import ScopeRecord, SubscriptionRecord
 from eventpump.testing.fixtures import eventpump_emulator, eventpump_emulators
 from tests.support.azurite import Azurite
 from tests.support.leases import unheld

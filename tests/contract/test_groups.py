@@ -13,9 +13,10 @@ import pytest
 
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, ScopeRecord, SubscriptionRecord
+from eventpump.interfaces import ConsumerScope
 from eventpump.storage.checkpoint_form import CheckpointRecord
 from eventpump.storage.groups import GroupRecords, checkpoint_name
+from eventpump.storage.scope_form import ScopeRecord, SubscriptionRecord
 from eventpump.testing.conformance.leases import OTHER_SCOPE, SCOPE, CheckpointContract, LeaseHarness
 from tests.support.leases import group, unheld
 

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredRecord
+from eventpump.interfaces import ConsumerScope, LeaseStore, StoredRecord
 from eventpump.storage.checkpoint_form import CheckpointRecord
 from eventpump.storage.groups import CHECKPOINTS, SCOPE_RECORD, GroupRecords, StoredScopeRecord
 from eventpump.storage.leases.memory import MemoryLeases
-from eventpump.storage.scope_form import HubNames, encode_named_record, parse_named_record
+from eventpump.storage.scope_form import HubNames, ScopeRecord, encode_named_record, parse_named_record
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 

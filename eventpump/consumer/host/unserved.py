@@ -12,8 +12,9 @@ from eventpump.consumer.record.subscriptions import Subscriptions
 from eventpump.core.starts import lag_after, start_of
 from eventpump.errors import EventPumpError, ServiceError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import HubProperties, SubscriptionRecord
+from eventpump.interfaces import HubProperties
 from eventpump.reports import ServiceFailed, StoreFailed, SubscriptionWithoutProcessor
+from eventpump.storage.scope_form import SubscriptionRecord
 
 _ASKED_AT_ONCE = 16
 _LISTED_EVERY = 30

@@ -32,16 +32,11 @@ from eventpump.core.starts import (
 )
 from eventpump.errors import DataLossError, StoreError
 from eventpump.eventhubs.events import LATEST_OFFSET, Checkpoint, EventPosition
-from eventpump.interfaces import (
-    HubDirectory,
-    HubProperties,
-    LeaseStore,
-    PartitionProperties,
-    ScopeRecord,
-)
+from eventpump.interfaces import HubDirectory, HubProperties, LeaseStore, PartitionProperties
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import DataLost, ServiceFailed, StoreFailed
 from eventpump.storage.groups import GroupRecords, StoredScopeRecord
+from eventpump.storage.scope_form import ScopeRecord
 
 _T = TypeVar("_T")
 

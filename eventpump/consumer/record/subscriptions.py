@@ -15,15 +15,11 @@ from eventpump.core.starts import OnDataLoss, first_number, start_of
 from eventpump.core.streams import Selection
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
-from eventpump.interfaces import (
-    HubDirectory,
-    HubProperties,
-    ScopeRecord,
-    SubscriptionRecord,
-)
+from eventpump.interfaces import HubDirectory, HubProperties
 from eventpump.options.consumer import HostSettings, SubscriptionSettings
 from eventpump.reports import HostReport, StartIgnored
 from eventpump.storage.groups import GroupRecords, StoredSubscription
+from eventpump.storage.scope_form import ScopeRecord, SubscriptionRecord
 
 _READS_AT_ONCE = 16
 

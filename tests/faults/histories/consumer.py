@@ -24,11 +24,12 @@ from eventpump.core.fleet import FleetView, PartitionBalancer
 from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.conditions import CONDITIONS, error_for
 from eventpump.eventhubs.events import EventPosition
-from eventpump.interfaces import ConsumerScope, SubscriptionRecord
+from eventpump.interfaces import ConsumerScope
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import CheckpointWritten, HostReport, PumpStarted
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
+from eventpump.storage.scope_form import SubscriptionRecord
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.ledger import Ledger, Start
 from tests.faults.histories.manners import Manners, UnrulyProcessor

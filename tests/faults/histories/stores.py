@@ -17,9 +17,9 @@ from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, LeaseStore, ListedRecord, RecordStore, StoredRecord, SubscriptionRecord
+from eventpump.interfaces import ConsumerScope, LeaseStore, ListedRecord, RecordStore, StoredRecord
 from eventpump.storage.groups import SUBSCRIPTIONS
-from eventpump.storage.scope_form import parse_subscription
+from eventpump.storage.scope_form import SubscriptionRecord, parse_subscription
 from tests.faults.histories.ledger import Ledger
 from tests.faults.histories.world import Life, World
 from tests.support.store import CheckpointChange, checkpoint_change

@@ -25,8 +25,8 @@ from eventpump import ReceivedEvent
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import SubscriptionRecord
 from eventpump.reports import DataLost, HostReport
+from eventpump.storage.scope_form import SubscriptionRecord
 from eventpump.testing.transport import FakeHub
 from tests.faults.histories.consumer import (
     PROFILES as CONSUMER_PROFILES,

@@ -24,7 +24,8 @@ from eventpump.core.starts import (
     starts_text,
 )
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import PartitionProperties, ScopeRecord
+from eventpump.interfaces import PartitionProperties
+from eventpump.storage.scope_form import ScopeRecord
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 

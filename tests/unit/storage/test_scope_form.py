@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.interfaces import ScopeRecord, SubscriptionRecord
 from eventpump.storage.scope_form import (
     HubNames,
     NamedRecord,
+    ScopeRecord,
+    SubscriptionRecord,
     encode_named_record,
     encode_subscription,
     parse_named_record,

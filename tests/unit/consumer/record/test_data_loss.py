@@ -17,11 +17,12 @@ from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
+from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink
 from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import DataLost, PartitionFailed, PumpStarted, ServiceFailed
 from eventpump.storage.groups import GroupRecords
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.scope_form import ScopeRecord
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 from tests.support.fleet import Fleet, stocked
 

@@ -14,7 +14,6 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import ScopeRecord
 from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import (
     LeaseStoreEmpty,
@@ -26,6 +25,7 @@ from eventpump.reports import (
 )
 from eventpump.storage.groups import Stored
 from eventpump.storage.leases.memory import MemoryLeaseStore
+from eventpump.storage.scope_form import ScopeRecord
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor, stocked
 

@@ -20,8 +20,9 @@ import pytest
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
+from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
+from eventpump.storage.scope_form import ScopeRecord
 from tests.support.leases import group, unheld
 
 pytestmark = pytest.mark.real_time
