@@ -128,23 +128,9 @@ class PartitionRecorder:
 
     async def _processing(self, work: Awaitable[_T], events: Sequence[ReceivedEvent]) -> _T:
         running = self.began(events)
-        span = None if running is None else running.span
-        token = self._recorder.enter(span)
-        raised: BaseException | None = None
-        try:
+        if running is None:
             return await work
-        except GeneratorExit as error:
-            # This coroutine is being closed, maybe in another context, where a token cannot be given back.
-            token, raised = None, error
-            raise
-        except BaseException as error:
-            raised = error
-            raise
-        finally:
-            self._recorder.leave(token)
-            if running is not None:
-                running.end(raised)
-            raised = None  # its traceback refers to this frame
+        return await self._recorder.awaiting(work, self._recorder.enter(running.span), running.end)
 
     def began(self, events: Sequence[ReceivedEvent]) -> RecordedBatch | None:
         recorder = self._recorder

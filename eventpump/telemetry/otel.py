@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Token
 from functools import cache
 from importlib import metadata
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from eventpump.errors import ConfigurationError
@@ -42,6 +42,7 @@ try:
 except ImportError as missing:
     raise ConfigurationError("telemetry", "needs OpenTelemetry's API: pip install 'eventpump[otel]'") from missing
 
+_T = TypeVar("_T")
 _log = logging.getLogger("eventpump.telemetry")
 
 ROOT: Final = Context()
@@ -250,6 +251,25 @@ class Recorder:
             contexts.detach(token)
         except BaseException as error:
             self.guard.failed(error)
+
+    async def awaiting(
+        self, work: Awaitable[_T], token: Token[Context] | None, ended: Callable[[BaseException | None], None]
+    ) -> _T:
+        """Await some work, then give back what `enter` returned, and report with which error it ended, or None."""
+        raised: BaseException | None = None
+        try:
+            return await work
+        except GeneratorExit as error:
+            # This coroutine is being closed, maybe in another context, where a token cannot be given back.
+            token, raised = None, error
+            raise
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            self.leave(token)
+            ended(raised)
+            raised = None  # its traceback refers to this frame
 
     def enter_again(self, token: Token[Context]) -> None:
         """Make the context current again that was so before `enter`, in whatever context this is called."""

@@ -172,23 +172,15 @@ class ProducerRecorder(Observable):
                     token = recorder.enter(span)
         except BaseException as error:
             recorder.guard.failed(error)
-        raised: BaseException | None = None
-        try:
-            return await work
-        except GeneratorExit as error:
-            token, raised = None, error
-            raise
-        except BaseException as error:
-            raised = error
-            raise
-        finally:
-            recorder.leave(token)
+
+        def ended(error: BaseException | None) -> None:
             if self.creates_spans and span is not None and events is not None:
                 otel.add_links(recorder, span, self._links(record.writer.contexts, known=given))
             partition = None if record.partition_id is None else {names.PARTITION: record.partition_id}
-            recorder.end(span, raised, self._peer(), partition)
-            self._sent(record.partition_id, count, now() - began, raised)
-            raised = None  # its traceback refers to this frame
+            recorder.end(span, error, self._peer(), partition)
+            self._sent(record.partition_id, count, now() - began, error)
+
+        return await recorder.awaiting(work, token, ended)
 
     async def publishing(
         self, work: Awaitable[_T], events: Sequence[object], count: int, partition_id: str | None
@@ -208,16 +200,12 @@ class ProducerRecorder(Observable):
                 )
         except BaseException as error:
             recorder.guard.failed(error)
-        raised: BaseException | None = None
-        try:
-            return await work
-        except BaseException as error:
-            raised = error
-            raise
-        finally:
-            recorder.end(span, raised, self._peer())
-            self._sent(partition_id, count, now() - began, raised)
-            raised = None  # its traceback refers to this frame
+
+        def ended(error: BaseException | None) -> None:
+            recorder.end(span, error, self._peer())
+            self._sent(partition_id, count, now() - began, error)
+
+        return await recorder.awaiting(work, None, ended)
 
     def _of_span(self, partition_id: str | None) -> dict[str, Any]:
         return self._place.of_span(names.SEND, partition_id)

@@ -61,20 +61,11 @@ async def recorded(
     began, span = now(), None
     if has_span and recorder.tracer is not None:
         span = recorder.start(place, operation, SpanKind.CLIENT, place.of_span(operation, partition_id))
-    token = recorder.enter(span)
-    raised: BaseException | None = None
-    try:
-        return await work
-    except GeneratorExit as error:
-        token, raised = None, error
-        raise
-    except BaseException as error:
-        raised = error
-        raise
-    finally:
-        recorder.leave(token)
-        recorder.end(span, raised, peer())
+
+    def ended(error: BaseException | None) -> None:
+        recorder.end(span, error, peer())
         if (meters := recorder.meters) is not None:
-            measured = with_error(place.of_metric(operation, partition_id), raised)
+            measured = with_error(place.of_metric(operation, partition_id), error)
             recorder.measure(meters.operation_duration, now() - began, measured)
-        raised = None  # its traceback refers to this frame
+
+    return await recorder.awaiting(work, recorder.enter(span), ended)
