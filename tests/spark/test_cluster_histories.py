@@ -6,6 +6,7 @@ Each thirteen seeds that follow one another have all troubles, and each six all 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -254,8 +255,15 @@ class History:
         return self.hold(LinkRole.CONSUMER, CHUNK // 2)
 
     def await_halt(self, hold: Fault) -> None:
-        """Wait until the query has come to a halt."""
-        self.service.run(hold.until_fired())
+        """Wait until the query has come to a halt, with another driver if this one's query did not come to run."""
+        while True:
+            try:
+                self.service.run(asyncio.wait_for(hold.until_fired(), PATIENCE))
+            except TimeoutError:
+                assert TOO_SLOW in self.driver.driver.log, self.driver.driver.log
+                self.restart()
+            else:
+                return
 
     def release(self, hold: Fault) -> None:
         """Let the query go on."""
@@ -401,16 +409,18 @@ class History:
     def two_drivers_run(self) -> None:
         """One is suspended half way, or before its plan, and wakes up when the other has published its batch: it
         stops."""
-        former = self.driver
-        process = former.driver.process.pid
         if self.shape != "connect" and self.rng.random() < 0.5:
             self.orders.give("suspended plan")
             self.feed(settle_empty=False)
+            former = self.driver
+            process = former.driver.process.pid
             os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOWAIT)
         else:
             hold = self.hold_sending()
             self.feed(settle_empty=False)
             self.await_halt(hold)
+            former = self.driver
+            process = former.driver.process.pid
             os.killpg(process, signal.SIGSTOP)
             self.release(hold)
         self.driver = self.start()
