@@ -377,10 +377,11 @@ class PartitionSequencer(Generic[B]):
         if not 0 < count < NUMBERS:
             raise ValueError("a batch has at least one event")
         self._move(SequencerInput.OFFERED)
-        self.head = Publication(batch, count)
+        head = self.head = Publication(batch, count)
         self._is_withdrawn = False
-        self._number()
-        return self.head
+        if self.last_number is not None:
+            head.first = advance(self.last_number)
+        return head
 
     def withdraw(self, publication: Publication[B]) -> Outcome:
         """Record that its caller stops trying: cancelled, or out of retries. Always allowed.
@@ -469,8 +470,10 @@ class PartitionSequencer(Generic[B]):
             self._free()
             return
         if self.last_number is None:
+            assert number is not None  # as `_judge` has found
             self.producer_id, self.owner_level, self.last_number = producer_id, owner_level, number
-            self._number()
+            if self.head is not None:
+                self.head.first = advance(number)
 
     def detached(self) -> None:
         """Record that the link is lost. A transfer in flight is then in doubt."""
@@ -541,10 +544,6 @@ class PartitionSequencer(Generic[B]):
             self.refused()
         else:
             self._move(SequencerInput.REFUSED_FOR_NOW)
-
-    def _number(self) -> None:
-        if self.head is not None and self.last_number is not None:
-            self.head.first = advance(self.last_number)
 
     def _published(self) -> None:
         head = self.head

@@ -103,6 +103,8 @@ class HubProducer(AsyncResource):
         if (store := settings.state_store) is not None:
             scan = settings.scan_consumer_group or ""
             self._states = PublisherStates(store, settings.name or "", settings.start_policy, scan)
+        self.is_stamping = self._states is not None and self._states.policy.is_stamping
+        """Whether every event it sends has a stamp."""
         self._max_in_flight = max_in_flight
         self._directory: HubDirectory = transport
         self.telemetry: ProducerTelemetry | None = None
@@ -182,11 +184,6 @@ class HubProducer(AsyncResource):
         """Return how many events are in doubt, by partition."""
         doubts = [error for each in self._context.kept if (error := each.doubt) is not None]
         return {error.partition_id: error.count for error in doubts}
-
-    @property
-    def is_stamping(self) -> bool:
-        """Whether every event it sends has a stamp."""
-        return self._states is not None and self._states.policy.is_stamping
 
     # ------------------------------------------------------------------------------------------ batches
 

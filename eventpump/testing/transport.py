@@ -776,10 +776,7 @@ class FakeSendLink:
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """See `SendLink`. Cancelled once it has left, it is stored all the same, unless the link ends."""
-        if len(message) > self.max_message_size:
-            raise EventTooLargeError(len(message), self.max_message_size)
-        if self._error is not None:
-            raise self._error
+        self._require(message)
         caller = asyncio.current_task()
         assert caller is not None
         before = caller.cancelling()
@@ -801,6 +798,13 @@ class FakeSendLink:
 
         await _unless_ended(hand_over(), self._waiting, lambda: self._error)
 
+    def _require(self, message: bytes) -> None:
+        """Check that the link takes a message."""
+        if len(message) > self.max_message_size:
+            raise EventTooLargeError(len(message), self.max_message_size)
+        if self._error is not None:
+            raise self._error
+
     def post(
         self,
         message: bytes,
@@ -810,8 +814,7 @@ class FakeSendLink:
         on_sent: Callable[[], None] | None = None,
     ) -> FakePosted:
         """See `SendLink`."""
-        if self._error is not None:
-            raise self._error
+        self._require(message)
         return FakePosted(self.send(message, message_format=message_format, on_sent=on_sent), on_outcome)
 
     async def _arrive(self, message: bytes, message_format: int) -> None:
