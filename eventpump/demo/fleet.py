@@ -184,21 +184,14 @@ class Fleet:
         """Start one more host."""
         name = f"host-{len(self.hosts) + 1}"
         records, archive, log = (self.folder / f"{name}.{kind}" for kind in ("records", "archive", "log"))
-        with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *python(
-                    "eventpump.demo.host",
-                    *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
-                    *("--options", json.dumps(self.options)),
-                    *("--leases", str(self.folder / "leases.db"), "--records", str(records), "--archive", str(archive)),
-                ),
-                stdin=asyncio.subprocess.PIPE,  # it ends with this process, even if this one is killed
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, "EVENTPUMP_CONNECTION_STRING": self.connection_string},
-                # A Ctrl-C is for the demo, which then stops its hosts in order.
-                start_new_session=True,
-            )
+        process = await start(
+            "eventpump.demo.host",
+            *("--name", name, "--hub", self.hub, "--lease-duration", str(self.lease_duration)),
+            *("--options", json.dumps(self.options)),
+            *("--leases", str(self.folder / "leases.db"), "--records", str(records), "--archive", str(archive)),
+            log=log,
+            connection_string=self.connection_string,
+        )
         host = HostProcess(name, process, records, archive, log)
         host.reader = asyncio.create_task(host.read_status(), name=f"status of {name}")
         self.hosts.append(host)
@@ -250,6 +243,20 @@ class Fleet:
             if host.process.returncode is None:
                 host.process.kill()
         self._service.kill()
+
+
+async def start(module: str, *arguments: str, log: Path, connection_string: str) -> asyncio.subprocess.Process:
+    """Start a module as a client of the service, with its errors in a file."""
+    with log.open("wb") as stderr:
+        return await asyncio.create_subprocess_exec(
+            *python(module, *arguments),
+            stdin=asyncio.subprocess.PIPE,  # it ends with this process, even if this one is killed
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, "EVENTPUMP_CONNECTION_STRING": connection_string},
+            # A Ctrl-C is for the demo, which stops its processes in order, and a kill for all that this one starts.
+            start_new_session=True,
+        )
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:

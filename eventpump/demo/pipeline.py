@@ -21,7 +21,7 @@ from typing import Any
 from eventpump import EventProducer, PartitionReader
 from eventpump.demo.bars import Bar, BarsVerdict, ExpectedBars, KilledBatch, judge_bars
 from eventpump.demo.exchange import TRADES, publish, send
-from eventpump.demo.fleet import DemoError, LocalService, ended, python
+from eventpump.demo.fleet import DemoError, LocalService, ended, start
 from eventpump.demo.market import Trade
 from eventpump.demo.view import Board, Column, Row, View
 from eventpump.errors import ConfigurationError
@@ -355,21 +355,14 @@ class Pipeline:
         directory = self._folder / f"run-{number}"
         directory.mkdir()
         log = directory / "job.log"
-        with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *python(
-                    "eventpump.demo.job",
-                    *("--source", TRADES, "--target", BARS, "--endpoint", self._way.address),
-                    *("--state", str(self._folder), "--directory", str(directory)),
-                    *("--window", str(self._window), "--delay", str(self._delay)),
-                ),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, "EVENTPUMP_CONNECTION_STRING": self._service.connection_string},
-                # The kill is for driver and JVM, a Ctrl-C for the demo.
-                start_new_session=True,
-            )
+        process = await start(
+            "eventpump.demo.job",
+            *("--source", TRADES, "--target", BARS, "--endpoint", self._way.address),
+            *("--state", str(self._folder), "--directory", str(directory)),
+            *("--window", str(self._window), "--delay", str(self._delay)),
+            log=log,
+            connection_string=self._service.connection_string,
+        )
         job = SparkJob(number, process, log)
         job.reader = asyncio.create_task(job.read(self._heard), name=f"run {number}")
         self.scene.jobs.append(job)
