@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from eventpump.errors import ClosedError, StoreError
+from eventpump.errors import StoreError
 from eventpump.interfaces import ListedRecord, StoredRecord
 from eventpump.storage.blob_access import Answer, Blob, BlobContainer, RefusedError
 from eventpump.storage.records.names import MAX_BODY, check_body, check_name, check_prefix
+from eventpump.storage.records.opened import OpenedRecords
 from eventpump.storage.records.texts import encode_texts
 
 
-class BlobRecordStore:
+class BlobRecordStore(OpenedRecords):
     """A `RecordStore` in a blob container: a record is the blob `{prefix}{name}`.
 
     Records of one directory may be kept in the metadata of empty blobs. An account with soft delete keeps no copy of
@@ -38,19 +39,16 @@ class BlobRecordStore:
         in_metadata: str | None = None,
         kind: str = "record store",
     ) -> None:
+        super().__init__(kind)
         self._blobs = blobs
         self._prefix = prefix
         self._create = create
         self._content_type = content_type
         self._in_metadata = in_metadata
-        self._kind = kind
-        self._is_open = False
-        self._is_closed = False
 
     async def open(self) -> None:
         """Check that the container is there, or create it with `create`: else a `ConfigurationError`."""
-        if self._is_closed:
-            raise ClosedError(self._kind)
+        self._check_not_closed()
         if not self._is_open:
             await self._blobs.open(self._prefix, create=self._create)
             self._is_open = True
@@ -135,12 +133,6 @@ class BlobRecordStore:
 
     def _is_in_metadata(self, name: str) -> bool:
         return self._in_metadata is not None and name.startswith(self._in_metadata)
-
-    def _check_open(self, operation: str) -> None:
-        if self._is_closed:
-            raise ClosedError(self._kind)
-        if not self._is_open:
-            raise StoreError(operation, "the store is not open: call open() first")
 
     def _blob(self, operation: str, name: str) -> Blob:
         check_name(name)

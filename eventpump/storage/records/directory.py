@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from eventpump.errors import ClosedError, StoreError
+from eventpump.errors import StoreError
 from eventpump.interfaces import ListedRecord, StoredRecord
 from eventpump.storage.directories import in_thread, make_directory, synchronize_directory
 from eventpump.storage.records.names import check_body, check_name, check_prefix
+from eventpump.storage.records.opened import OpenedRecords
 
 _T = TypeVar("_T")
 
@@ -39,7 +40,7 @@ class _State(NamedTuple):
     body: bytes
 
 
-class DirectoryRecordStore:
+class DirectoryRecordStore(OpenedRecords):
     """A `RecordStore` in a directory: a file for each state of a record, whose number counts from 1.
 
     A state is written to a temporary file, which is synchronized with the disk and then linked to its name, so that of
@@ -51,15 +52,12 @@ class DirectoryRecordStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, kind: str = "record store") -> None:
+        super().__init__(kind)
         self._path = Path(path)
-        self._kind = kind
-        self._is_open = False
-        self._is_closed = False
 
     async def open(self) -> None:
         """Create the directory, and write to the disk what it holds, so that this outlives a loss of power."""
-        if self._is_closed:
-            raise ClosedError(self._kind)
+        self._check_not_closed()
         await self._in_thread("open", "", self._prepare)
         self._is_open = True
 
@@ -78,7 +76,7 @@ class DirectoryRecordStore:
     async def list(self, prefix: str) -> dict[str, ListedRecord]:
         """Return the records of a directory, without their bodies."""
         check_prefix(prefix)
-        self._check_open("list", prefix)
+        self._check_open(f"list {prefix}")
         return await self._in_thread("list", prefix, lambda: dict(self._list(self._path / prefix)))
 
     async def delete(self, name: str, version: str | None = None) -> bool:
@@ -108,15 +106,9 @@ class DirectoryRecordStore:
                         name = (directory / record).relative_to(self._path).as_posix()
                         yield name, ListedRecord(_version(last, found))
 
-    def _check_open(self, operation: str, name: str) -> None:
-        if self._is_closed:
-            raise ClosedError(self._kind)
-        if not self._is_open:
-            raise StoreError(f"{operation} {name}", "the store is not open: call open() first")
-
     def _find(self, operation: str, name: str) -> Path:
         check_name(name)
-        self._check_open(operation, name)
+        self._check_open(f"{operation} {name}")
         return self._path / name
 
     async def _in_thread(self, operation: str, name: str, work: Callable[[], _T]) -> _T:

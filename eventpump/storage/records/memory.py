@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 
-from eventpump.errors import ClosedError, StoreError
 from eventpump.interfaces import ListedRecord, StoredRecord
 from eventpump.storage.records.names import check_body, check_name, check_prefix
+from eventpump.storage.records.opened import OpenedRecords
 
 
-class MemoryRecordStore:
+class MemoryRecordStore(OpenedRecords):
     """A `RecordStore` that lives as long as its process.
 
     Args:
@@ -19,16 +19,13 @@ class MemoryRecordStore:
     def __init__(
         self, records: dict[str, StoredRecord] | None = None, prefix: str = "", *, kind: str = "record store"
     ) -> None:
+        super().__init__(kind)
         self._records = {} if records is None else records
         self._prefix = prefix
-        self._kind = kind
-        self._is_open = False
-        self._is_closed = False
 
     async def open(self) -> None:
         """Open it. Opening twice is fine."""
-        if self._is_closed:
-            raise ClosedError(self._kind)
+        self._check_not_closed()
         self._is_open = True
 
     async def read(self, name: str) -> StoredRecord | None:
@@ -48,7 +45,7 @@ class MemoryRecordStore:
     async def list(self, prefix: str) -> dict[str, ListedRecord]:
         """Return the records of a directory, with their bodies."""
         check_prefix(prefix)
-        self._check_open("list", prefix)
+        self._check_open(f"list {prefix}")
         start = self._prefix + prefix
         return {
             key.removeprefix(self._prefix): ListedRecord(stored.version, stored.body)
@@ -69,15 +66,9 @@ class MemoryRecordStore:
         """Close it. Closing twice is fine."""
         self._is_closed = True
 
-    def _check_open(self, operation: str, name: str) -> None:
-        if self._is_closed:
-            raise ClosedError(self._kind)
-        if not self._is_open:
-            raise StoreError(f"{operation} {name}", "the store is not open: call open() first")
-
     def _key(self, operation: str, name: str) -> str:
         check_name(name)
-        self._check_open(operation, name)
+        self._check_open(f"{operation} {name}")
         return self._prefix + name
 
     def __repr__(self) -> str:

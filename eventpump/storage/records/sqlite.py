@@ -6,10 +6,11 @@ import sqlite3
 from typing import Final
 
 from eventpump.aio.sqlite_thread import ForeignFileError, transaction
-from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.errors import ConfigurationError, StoreError
 from eventpump.interfaces import ListedRecord, StoredRecord
 from eventpump.storage.records.memory import new_version
 from eventpump.storage.records.names import check_body, check_name, check_prefix
+from eventpump.storage.records.opened import OpenedRecords
 from eventpump.storage.sqlite_file import SqliteFile
 
 _TABLE: Final = """
@@ -29,20 +30,17 @@ _LAST: Final = "\U0010ffff"
 """Above every printable character."""
 
 
-class SqliteRecordStore:
+class SqliteRecordStore(OpenedRecords):
     """A `RecordStore` in a SQLite file. The writes of one turn of the event loop share one transaction."""
 
     def __init__(self, file: SqliteFile, prefix: str = "", *, kind: str = "record store") -> None:
+        super().__init__(kind)
         self._file = file
         self._prefix = prefix
-        self._kind = kind
-        self._is_open = False
-        self._is_closed = False
 
     async def open(self) -> None:
         """Open the file and create the table. Raises `ConfigurationError` for a file of another kind or version."""
-        if self._is_closed:
-            raise ClosedError(self._kind)
+        self._check_not_closed()
         try:
             await self._file.open()
         except StoreError as error:
@@ -97,12 +95,6 @@ class SqliteRecordStore:
             self._file.home.enter()
         self._is_closed = True
         await self._file.aclose()
-
-    def _check_open(self, operation: str) -> None:
-        if self._is_closed:
-            raise ClosedError(self._kind)
-        if not self._is_open:
-            raise StoreError(operation, "the store is not open: call open() first")
 
     def _key(self, operation: str, name: str) -> str:
         check_name(name)
