@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump import clock as clock_module
-from eventpump.clock import LoopClock, SuspendedTime
+from eventpump.clock import LoopClock, SuspendedTime, clock_of
 from eventpump.interfaces import MachineClock
-from eventpump.testing.clock import VirtualClock
+from eventpump.testing.clock import VirtualClock, VirtualTimeLoop
 
 
 class Machine:
@@ -124,3 +124,15 @@ async def test_boot_and_time_are_the_same_for_processes_of_a_machine() -> None:
     assert boot_id.strip() == str(ours.boot_id)
     assert before - 0.01 <= float(reported) <= ours.boot_time() + 0.01
     assert ours.boot_time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=0.5)
+
+
+def test_clock_of_a_loop_is_its_own_whoever_defines_it() -> None:
+    """A loop of asyncio's is read without the call around its clock; one with a time of its own, by that."""
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        loop = runner.get_loop()
+        assert clock_of(loop) is time.monotonic
+        loop.time = lambda: 5.0  # type: ignore[method-assign]  # as programs do for tests
+        assert clock_of(loop)() == 5.0
+        del loop.time
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        assert clock_of(runner.get_loop())() == runner.get_loop().time() == 1000.0
