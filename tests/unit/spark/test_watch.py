@@ -133,6 +133,9 @@ async def test_refresh_behind_waits_for_the_hub_now_and_then() -> None:
     await watch.refresh()
     assert latest(watch)["0"] == 7
     created_at = watch.snapshots["telemetry"].created_at
+    await asyncio.sleep(1.0)
+    await watch.refresh_behind()
+    await asyncio.sleep(1.0)  # its round is over, and without news the next call begins none
     hub.recreate()
     await watch.refresh_behind()
     assert (watch.snapshots["telemetry"].created_at, latest(watch)["0"]) == (created_at, 7)
