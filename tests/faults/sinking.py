@@ -106,13 +106,14 @@ class Query:
     batch_of: KeptBatch | None = None
     on_plan: Callable[[], None] = lambda: None
     sink_id: str = "sink"
+    part: str | None = None
     may_repeat: bool = True
     calls: BatchCalls = field(default_factory=BatchCalls)
 
     @property
     def sink(self) -> Sink:
         """The sink."""
-        return sink_of(self.transport, HUB, self.sink_id)
+        return sink_of(self.transport, HUB, self.sink_id, self.part)
 
     @property
     def stores(self) -> Stores:

@@ -11,18 +11,27 @@ from eventpump.errors import ConfigurationError
 from eventpump.spark.sink.records import Sink
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
+    """A call for a batch in a run of the query.
+
+    Attributes:
+        may_repeat: Whether it has failed, so that the function may call again.
+        is_missing: Whether rows of the batch are not published: the call has failed, or another one was refused.
+    """
+
     run_id: str
     batch_id: int
-    is_over: bool = False
+    may_repeat: bool = False
+    is_missing: bool = False
 
 
 class BatchCalls:
     """The newest call of every sink. Thread-safe.
 
     A second call for a batch would find it done, or share its numbers, and so lose its rows. The next run of a query
-    may repeat the batch, and so may the same run after a call that has failed.
+    may repeat the batch, and so may the same run after a call that has failed; in a run whose function goes on without
+    the error of a call, each later call is refused.
     """
 
     def __init__(self) -> None:
@@ -31,29 +40,34 @@ class BatchCalls:
 
     @contextmanager
     def call(self, sink: Sink, run_id: str, batch_id: int) -> Iterator[None]:
-        """Record a call in a run while it lasts, and after it if it has not failed.
-        Raises `ConfigurationError` for a second one."""
-        mine = _Call(run_id, batch_id)
-        over = _Call(run_id, batch_id, is_over=True)
+        """Record a call in a run while it lasts, and after it. Raises `ConfigurationError` for a second one of the
+        batch, and where one has failed for another batch."""
         with self._lock:
-            before = self._newest.get(sink)
-            if before in (mine, over):
-                raise ConfigurationError(
-                    "sink_id",
-                    f"{sink.name!r} is called for batch {batch_id} a second time in this run of the query, and the "
-                    "rows of this call are not published: publish all rows of a batch by one call, such as "
-                    "publish(first.unionByName(second), batch_id), or name each call, as by "
-                    'publish(first, batch_id, part="first")',
-                )
-            self._newest[sink] = mine
-        is_over = False
+            mine = self._newest[sink] = self._begin(sink, run_id, batch_id)
         try:
             yield
-            is_over = True
-        finally:
-            with self._lock:
-                if self._newest.get(sink) is mine:  # not if a next run has begun
-                    if is_over:
-                        self._newest[sink] = over
-                    else:
-                        del self._newest[sink]
+        except BaseException:
+            mine.may_repeat = mine.is_missing = True
+            raise
+
+    def _begin(self, sink: Sink, run_id: str, batch_id: int) -> _Call:
+        before = self._newest.get(sink)
+        if before is None or before.run_id != run_id:
+            return _Call(run_id, batch_id)
+        if before.batch_id == batch_id and not before.may_repeat:
+            before.is_missing = True
+            raise ConfigurationError(
+                "sink_id",
+                f"{sink.name!r} is called for batch {batch_id} a second time in this run of the query, and the "
+                "rows of this call are not published: publish all rows of a batch by one call, such as "
+                "publish(first.unionByName(second), batch_id), or name each call, as by "
+                'publish(first, batch_id, part="first")',
+            )
+        if before.batch_id != batch_id and before.is_missing:
+            raise ConfigurationError(
+                "sink_id",
+                f"{sink.name!r} is called for batch {batch_id}, but a call for batch {before.batch_id} has failed in "
+                "this run of the query, and its error was not raised: rows of that batch are not published. Let the "
+                "function raise the error of a call, so that Spark repeats the batch",
+            )
+        return _Call(run_id, batch_id)
