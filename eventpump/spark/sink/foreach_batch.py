@@ -397,8 +397,7 @@ class ForeachBatchWriter:
             EventPumpError: The service or the ledger failed; when the batch is repeated, nothing is lost or stored
                 twice.
         """
-        columns = EventColumns.of(frame.schema, self.settings.order_by)
-        publish = partial(self._publish if self.settings.idempotent else self._send, frame, columns, batch_id, part)
+        publish = partial(self._publish if self.settings.idempotent else self._send, frame, batch_id, part)
         receipt = publish() if self._telemetry is None else self._recorded(self._telemetry, publish)
         if self._on_receipt is not None:
             self._on_receipt(receipt)
@@ -446,7 +445,8 @@ class ForeachBatchWriter:
 
     # ------------------------------------------------------------------------------------------ at least once
 
-    def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int, part: str | None) -> BatchReceipt:
+    def _send(self, frame: DataFrame, batch_id: int, part: str | None) -> BatchReceipt:
+        columns = EventColumns.of(frame.schema)
         connection = self.settings.connection
         ask = partial(worker.transport(connection).get_hub_properties, connection.hub)
         hub = worker.run(retried(ask, self.settings.retry_timeout))
@@ -472,7 +472,7 @@ class ForeachBatchWriter:
 
     # ------------------------------------------------------------------------------------------ exactly once
 
-    def _publish(self, frame: DataFrame, columns: EventColumns, batch_id: int, part: str | None) -> BatchReceipt:
+    def _publish(self, frame: DataFrame, batch_id: int, part: str | None) -> BatchReceipt:
         settings = self.settings
         query = RunningQuery.of(frame, batch_id, self._session)
         query_id = query.query_id
@@ -501,6 +501,7 @@ class ForeachBatchWriter:
             may_repeat=query.newest_batch is None or query.newest_batch >= batch_id,
         )
         with _CALLS.call(sink, query.run_id or running.driver.run_id, batch_id):
+            columns = EventColumns.of(frame.schema, settings.order_by)
             publication = _Publication(self, frame, columns, batch, running)
             self._newest[sink.directory] = batch
             return _receipt(publication.publish())

@@ -170,12 +170,15 @@ class KnownHubs:
     ) -> None:
         """Record a hub's properties.
 
-        Of a hub that was recreated, nothing else is known any more.
+        Of a hub that was recreated, nothing else is known any more. What was asked for before what is known is left
+        out: two requests may be under way, and be answered in either order.
 
         Args:
             partition_ids: The partitions to read; those that are new are read next, and others are forgotten.
         """
         known = self._hubs[hub]
+        if asked_at < self._asked[Item(hub, None)]:
+            return
         if known.properties is None or known.properties.created_at != properties.created_at:
             self.news_at = asked_at
         if known.properties is not None and known.properties.created_at != properties.created_at:
@@ -198,15 +201,15 @@ class KnownHubs:
                     values.pop(each, None)
 
     def answered(self, hub: int, properties: PartitionProperties, asked_at: float, now: float) -> None:
-        """Record a partition's properties, unless it is no longer to be read, or they may be of the hub before it was
-        recreated.
+        """Record a partition's properties, unless it is no longer to be read, they may be of the hub before it was
+        recreated, or they were asked for before what is known.
 
         Where numbers went back, the hub is to be read again: it may be another one.
         """
         item = Item(hub, properties.partition_id)
-        if item not in self._asked or asked_at < self._hubs[hub].recreated_at:
+        if item not in self._asked or asked_at < max(self._hubs[hub].recreated_at, self._asked[item]):
             return
-        self._asked[item] = max(asked_at, self._asked[item])
+        self._asked[item] = asked_at
         known = self._hubs[hub].partitions
         before = known.get(properties.partition_id)
         if (size := mean_size(before, properties)) is not None:

@@ -219,3 +219,16 @@ def test_size_of_events_is_unknown_where_offsets_are_no_positions() -> None:
     known.answered(0, offset("0", 10, "1:77:1000"), 0.0, 0.0)
     assert known.facts(0).sizes == {}
     assert known.facts(0).snapshot("telemetry").bounds["0"].mean_size is None
+
+
+def test_answer_to_an_earlier_request_changes_nothing() -> None:
+    """Two requests for the same may be under way: a batch that the later one's answer has planned would seem lost."""
+    known = known_hubs(1, last=4)
+    known.answered(0, partition("0", last=9), 2.0, 3.0)
+    known.answered(0, partition("0", last=8), 1.0, 3.5)
+    assert known.ends(0) == {"0": 10}
+    assert not known.unknown(0.0)
+    created_at = NOON + timedelta(seconds=5)
+    known.chosen(0, replace(hub(1), created_at=created_at), ["0"], 5.0, 6.0)
+    known.chosen(0, hub(1), ["0"], 4.0, 6.5)
+    assert known.created_at(0) == created_at
