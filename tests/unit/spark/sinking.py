@@ -603,10 +603,11 @@ class World:
         """Note which rows a plan names, which are those that must be stored."""
         plan = decode_record(body, Plan)
         shares: Shares = {each: [] for each in PARTITIONS}
-        if self.wavering and plan.rows is not None and plan.rows.name not in self.objects:
-            return  # deleted by a later run that is past this batch: it must not be published
         if plan.rows is not None:
-            found = self.objects[plan.rows.name].shares
+            named = self.objects.get(plan.rows.name)
+            found = None if named is None else named.shares
+            if self.wavering and (found is None or any(name and name not in self.objects for name, _ in found)):
+                return  # deleted by a later run that is past this batch: it must not be published
             assert found is not None
             for name, own in found:
                 assert not name or self.objects[name].shares is not None, "a plan names what is only half written"
