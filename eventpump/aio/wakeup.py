@@ -60,12 +60,14 @@ class Wakeup(asyncio.Future[_T]):
         if self.done():
             return
         super().set_result(result)
-        if self.resumes is None:
+        # Taken at once: a signal handler may cancel the task between any two of the calls here.
+        resumes, self.resumes = self.resumes, None
+        if resumes is None:
             return
+        resume, context = resumes
         if asyncio.current_task(self.get_loop()) is not None:
-            self._resume_later()
+            self.get_loop().call_soon(resume, self, context=context)
             return
-        (resume, context), self.resumes = self.resumes, None
         try:
             context.run(resume, self)
         except RuntimeError:

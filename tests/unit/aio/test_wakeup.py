@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 
@@ -93,6 +94,34 @@ async def test_cancelled_task_ends_once(is_completed: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps == ([True, ("the task's", True)] if is_completed else []) + ["cancelled"]
+
+
+async def test_task_that_a_signal_cancels_within_complete_ends_once() -> None:
+    """As by Ctrl-C, whose handler runs between two calls of `complete`: that raises nothing in what completes it."""
+
+    class Interrupted(Wakeup[bool]):
+        __slots__ = ("is_interrupted",)
+        is_interrupted: bool
+
+        def get_loop(self) -> asyncio.AbstractEventLoop:
+            if self.done() and not self.is_interrupted:
+                self.is_interrupted = True
+                signal.raise_signal(signal.SIGINT)
+            return super().get_loop()
+
+    made, steps = Interrupted(loop=asyncio.get_running_loop()), list[object]()
+    made.resumes, made.is_interrupted = None, False
+    task = asyncio.create_task(_waits(made, steps))
+    await asyncio.sleep(0)
+    before = signal.signal(signal.SIGINT, lambda *_: task.cancel())
+    try:
+        await asyncio.wait_for(_called(_complete(made)), 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    await asyncio.wait({task})
+    assert made.is_interrupted
+    assert task.cancelled()
+    assert steps == ["cancelled"]
 
 
 async def test_error_is_for_the_next_turn() -> None:
