@@ -394,20 +394,22 @@ class ClientSendLink(ClientLink):
         self._timer = None
         connection, limit = self.connection, self.connection.settings.operation_timeout
         now = max(due, self._loop.time())
-        expired: list[tuple[Callable[[BaseException | None], None], _Posted, str]] = []
+        expired: list[tuple[_Posted, str]] = []
         for posted in (*self._unsettled.values(), *self._queue):
-            if (on_outcome := posted.on_outcome) is None:
+            if posted.on_outcome is None:
                 continue
             if posted.asked[0] + limit > now:
                 self._set_timer(posted)
                 break
-            # Before anything is reported: the connection may be dropped for it.
-            posted.on_outcome = None
             is_unsent = posted in self._queue
             if is_unsent:
                 del self._queue[posted]
-            expired.append((on_outcome, posted, "credit" if is_unsent else "outcome"))
-        for on_outcome, posted, what in expired:
+            expired.append((posted, "credit" if is_unsent else "outcome"))
+        for posted, what in expired:
+            # Before the connection may be dropped for it; and not earlier, as the report before may withdraw it.
+            on_outcome, posted.on_outcome = posted.on_outcome, None
+            if on_outcome is None:
+                continue
             recovery = Recovery.RECONNECT if connection.unanswered(posted.asked) else Recovery.RELINK
             problem = f"no {what} for the message within {limit} s"
             on_outcome(ServiceTimeoutError(problem, entity=self.entity, recovery=recovery))

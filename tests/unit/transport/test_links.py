@@ -418,6 +418,25 @@ async def test_drain_is_answered(service: Service, transport: NativeTransport) -
     await send
 
 
+async def test_message_that_is_withdrawn_as_another_times_out_is_not_reported(
+    service: Service, transport: NativeTransport
+) -> None:
+    """Two have the same time; the report of the first withdraws the second, whose time is over too."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+    reported: list[str] = []
+
+    def first(error: BaseException | None) -> None:
+        assert isinstance(error, ServiceTimeoutError)
+        reported.append("first")
+        second.withdraw()
+
+    link.post(event(b"a"), first)
+    second = link.post(event(b"b"), lambda error: reported.append("second"))
+    await asyncio.sleep(61)
+    assert reported == ["first"]
+
+
 async def test_send_without_an_answer_ends_in_time(service: Service, transport: NativeTransport) -> None:
     """With no outcome, or no credit, within the time-out, a send says which, and asks for another link."""
     await _with_credit(service, transport)
