@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import logging
 import os
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.histories.kinds import KINDS, run_history
+from tests.faults.histories.world import World, live
 from tests.support.seeds import sample, seeds
 
 SMALL = {"consumer:compute": 8}
@@ -49,6 +51,20 @@ def test_histories_at_random_keep_every_promise(kind: str, request: pytest.Fixtu
     print(f"{kind}: {broken}")  # noqa: T201 - as above
     for verdict in verdicts:
         verdict.require()
+
+
+def test_what_a_dead_process_would_have_begun_ends_with_its_history() -> None:
+    """No task is left that never began, where a timer of a process came due after its death."""
+    begun: list[asyncio.Task[None]] = []
+
+    async def history(world: World, size: int) -> None:
+        life = world.life("killed")
+        life.context.run(world.loop.call_later, 1.0, lambda: begun.append(world.spawn(life, asyncio.sleep(0), "due")))
+        life.kill()
+        await world.sleep(2.0)
+
+    live("none", 1, 1, history).require()
+    assert [task.done() for task in begun] == [True]
 
 
 @pytest.mark.parametrize(

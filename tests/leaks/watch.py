@@ -80,6 +80,7 @@ class LeakWatch:
         self._pieces: dict[tuple[object, int], bytes] = {}
         self._read: Counter[str] = Counter()
         self._is_off = False
+        self._was_unit = False
         self._renew_tap: Renew = lambda *, off=False: None
         self.looked: Counter[str] = Counter()
         """How many texts of each source were looked at."""
@@ -211,15 +212,17 @@ class LeakWatch:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Look away from a test whose tokens are any text: half of what it says would hold one."""
-        if self._is_off:
-            gc.collect()  # or its garbage is found among what is alive after another test
+        is_unit = _is_unit(item)
+        if self._is_off or (self._was_unit and not is_unit):
+            gc.collect()  # or the garbage of tests that are not looked at is found among what is alive after this one
+        self._was_unit = is_unit
         self._is_off = item.get_closest_marker("made_up_tokens") is not None
         self._renew_tap(off=self._is_off)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         """Fail a test that leaked, once its fixtures are gone too."""
-        if "unit" not in item.path.parts:
+        if not _is_unit(item):
             self._look_at_reprs()
         yield
         self._look_at_children()
@@ -253,6 +256,10 @@ class LeakWatch:
             terminalreporter.line("\n".join(self._late))
         counts = ", ".join(f"{count} {source}" for source, count in sorted(self.looked.items()))
         terminalreporter.line(f"looked for credentials in: {counts or 'nothing'}")
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    return "unit" in item.path.parts
 
 
 def _after(kind: type, name: str, then: Any) -> None:

@@ -380,6 +380,7 @@ async def _bury(world: World) -> None:
     for _ in range(50):
         for life in world.lives:
             life.wake(world.loop)
+        await asyncio.sleep(0)  # a timer that came due in a process after its death may begin a task now
         left = sorted((task for task in asyncio.all_tasks() if task is not me), key=hash)
         if not left:
             return
