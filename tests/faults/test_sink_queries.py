@@ -133,7 +133,7 @@ class History:
                     self.copy()
 
     def frame(self, query: Query, sink: str, batch_id: int, half: int | None) -> Query:
-        """Give a query the rows of a call."""
+        """Return the query of a call, with the rows that it publishes."""
         shares = {each: self.rows(sink, batch_id, each, half) for each in PARTITIONS}
         is_broken = (sink, batch_id) in self.broken
         self.broken.discard((sink, batch_id))

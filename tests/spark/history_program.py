@@ -1,4 +1,4 @@
-"""A driver of a random history: rows of one hub to another, as it is told over a socket. One argument: its settings, as
+"""A driver of a random history: rows of one hub to another, by commands from a socket. One argument: its settings, as
 JSON.
 
 It answers each command with an error, or null. What its stores and its function do wrong, files order: see `Orders`.
@@ -48,7 +48,7 @@ class Orders:
         self._group = group
 
     def give(self, order: str) -> None:
-        """Give an order."""
+        """Create the file of an order."""
         (self._directory / order).touch()
 
     @property

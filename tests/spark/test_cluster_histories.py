@@ -56,7 +56,7 @@ class DriverDiedError(Exception):
 
 
 class Conversation:
-    """A driver, and the socket over which it is told what to do."""
+    """A driver, and the socket by which it gets commands."""
 
     def __init__(self, driver: Driver, listening: socket.socket) -> None:
         self.driver = driver
@@ -67,7 +67,7 @@ class Conversation:
         """Spark's id of it."""
 
     def tell(self, *command: object) -> None:
-        """Give a command, without waiting for the answer."""
+        """Send a command, without waiting for the answer."""
         self._lines.write(f"{json.dumps(command)}\n")
         self._lines.flush()
 

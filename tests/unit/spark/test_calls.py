@@ -43,7 +43,7 @@ def test_call_after_one_that_failed_may_be_made() -> None:
 
 @pytest.mark.parametrize("is_second", [False, True])
 def test_call_after_one_whose_error_was_swallowed_is_refused(is_second: bool) -> None:
-    """*No loss*: a function that goes on without an error of a call is told at each later call of the run."""
+    """*No loss*: if a function goes on after the error of a call, each later call of the run raises."""
     calls = BatchCalls()
     with calls.call(SINK, "a", 4):
         pass
