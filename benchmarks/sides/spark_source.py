@@ -26,7 +26,7 @@ from benchmarks.sides.stages import make_messages
 from eventpump.spark.data_source import EventPumpDataSource, register
 from eventpump.spark.local import local_session
 from eventpump.spark.source.receive import ReceiveCounters, counters
-from eventpump.spark.source.rows import PackedEvents, RowEncoder
+from eventpump.spark.source.rows import PartitionMessages, RowEncoder
 from eventpump.spark.source.schema import COLUMN_TYPES, ddl
 
 SLOTS = 2
@@ -85,7 +85,7 @@ class _CountedReader(DataSourceStreamReader):
 
 @cache
 def _rows_in_memory(columns: tuple[str, ...], body_size: int) -> pa.RecordBatch:
-    return RowEncoder("0", columns).encode(PackedEvents.pack(make_messages(_BATCH, body_size)))
+    return RowEncoder(columns).encode([PartitionMessages("0", make_messages(_BATCH, body_size))])
 
 
 class _InMemoryReader(_CountedReader):

@@ -55,7 +55,7 @@ from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.encode import ANYWHERE, NOWHERE, EventEncoder, SinkRouter, bad_row, hashed
 from eventpump.spark.sink.foreach_batch import SinkSettings, stamp_room
 from eventpump.spark.sink.records import PackingLimits, PartitionPlan, Plan, Sink
-from eventpump.spark.source.rows import PackedEvents, RowEncoder, text_of, type_of
+from eventpump.spark.source.rows import PartitionMessages, RowEncoder, text_of, type_of
 from eventpump.spark.source.schema import COLUMN_TYPES, TYPE_COLUMNS
 from tests.support.codecs import DEFLATE, GZIP
 from tests.support.values import SCALARS
@@ -265,7 +265,7 @@ def source_schema(names: Sequence[str] = _SOURCE_COLUMNS) -> StructType:
 
 def published_again(raws: Sequence[bytes], names: Sequence[str] = _SOURCE_COLUMNS) -> list[bytes]:
     """Read messages as the source does, and encode the rows as the sink does."""
-    rows = RowEncoder("0", names).encode(PackedEvents.pack(raws))
+    rows = RowEncoder(names).encode([PartitionMessages("0", raws)])
     columns = EventColumns.of(source_schema(names))
     return encoder(columns).encode(rows.select(columns.names))[1]
 
@@ -328,7 +328,9 @@ def _as_read(event: bytes) -> tuple[dict[str, str], dict[str, str]]:
     """Return the columns of properties and of their types, as the source returns them of a published event."""
     message = Message.decode(event)
     message.message_annotations = _STORED
-    (row,) = RowEncoder("0", ["properties", "propertyTypes"]).encode(PackedEvents.pack([message.encode()])).to_pylist()
+    (row,) = (
+        RowEncoder(["properties", "propertyTypes"]).encode([PartitionMessages("0", [message.encode()])]).to_pylist()
+    )
     return dict(row["properties"]), dict(row["propertyTypes"])
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
-from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
+from eventpump.spark.source.rows import COLUMNS, PartitionMessages, RowEncoder, body_of, text_of
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 PARTITION: Final = "7"
@@ -22,7 +22,7 @@ _MAPS: Final = ("properties", "systemProperties", "propertyTypes", "systemProper
 
 def row_encoder(columns: Sequence[str]) -> RowEncoder:
     """Return an encoder of the columns of one partition and hub."""
-    return RowEncoder(PARTITION, columns, hub=HUB)
+    return RowEncoder(columns, hub=HUB)
 
 
 def rows_of(encoder: RowEncoder, messages: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def rows_of(encoder: RowEncoder, messages: Sequence[bytes]) -> list[dict[str, An
     Raises:
         EventError: A message cannot be decoded.
     """
-    batch = encoder.encode(PackedEvents.pack(messages))
+    batch = encoder.encode([PartitionMessages(PARTITION, messages)])
     batch.validate(full=True)
     names = batch.schema.names
     assert batch.schema.equals(pa.schema([(name, COLUMNS[name]) for name in names]))

@@ -29,7 +29,7 @@ from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.lookups import persist
 from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
 from eventpump.spark.source.ranges import RangeProgress, number_of
-from eventpump.spark.source.rows import PackedEvents, RowEncoder
+from eventpump.spark.source.rows import PartitionMessages, RowEncoder
 
 _log = logging.getLogger("eventpump.spark")
 
@@ -102,7 +102,7 @@ def read_ranges(
     worker.spare_collections()
     counting = worker.once(_Counting)
     codecs = loaded_codecs("decode", options.decode)
-    encoders = [RowEncoder(each.partition_id, columns, codecs, connection.hub) for each in ranges]
+    encoder = RowEncoder(columns, codecs, connection.hub)
     receiver = RangesReceiver(
         worker.transport(connection),
         connection.hub,
@@ -115,9 +115,8 @@ def read_ranges(
     try:
         worker.run(receiver.start())
         while (received := worker.run(receiver.next())) is not None:
-            if received.messages:
-                counting.add(events=len(received.messages))
-                yield encoders[received.index].encode(PackedEvents.pack(received.messages))
+            counting.add(events=sum(len(each.messages) for each in received))
+            yield encoder.encode(received)
         counting.add(ranges=len(ranges), from_kept_link=receiver.kept, from_new_link=len(ranges) - receiver.kept)
     except ServiceError as error:
         if not isinstance(error, ConsumerDisconnectedError):
@@ -246,6 +245,8 @@ class _RangeLink:
         self._refusals = Backoff(*_REFUSED_DELAYS)
         self._feed: PartitionFeed[bytes] | None = None
         self._cursor: FeedCursor[bytes] | None = None
+        self.partition_id = wanted.partition_id
+        """The partition of the range."""
         self.is_kept = False
         """Whether the range is read on a link of an earlier task."""
 
@@ -425,14 +426,6 @@ class _RangeLink:
             await self._feed.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedEvents:
-    """Events of one range, by its index; none if the range is completely read."""
-
-    index: int
-    messages: list[bytes]
-
-
 class RangesReceiver:
     """Receives several ranges concurrently, each on its own link. On one event loop.
 
@@ -465,7 +458,7 @@ class RangesReceiver:
             )
             for each in ranges
         ]
-        self._received: asyncio.Queue[ReceivedEvents | None] = asyncio.Queue()
+        self._received: asyncio.Queue[PartitionMessages | None] = asyncio.Queue()
         # One batch in progress for every range, and one that waits for `next`.
         self._room = asyncio.Semaphore(len(ranges) + 1)
         self._task: asyncio.Task[None] | None = None
@@ -479,20 +472,30 @@ class RangesReceiver:
         """Start receiving."""
         self._task = asyncio.create_task(self._receive_all(), name="receive ranges")
 
-    async def next(self) -> ReceivedEvents | None:
-        """Return the next received events; None once every range is read. If it is cancelled, nothing is lost."""
+    async def next(self) -> list[PartitionMessages] | None:
+        """Return the next received events, of one or several ranges, up to about an Arrow batch of them; None once
+        every range is read. If it is cancelled, nothing is lost."""
         assert self._task is not None
         received = await self._received.get()
-        if received is None:
-            self._received.put_nowait(None)
-            try:
-                await self._task
-            except BaseExceptionGroup as group:
-                # The first is the cause; the others were cancelled, or failed because of it.
-                raise _first(group) from None
-        elif received.messages:
+        found: list[PartitionMessages] = []
+        rows = size = 0
+        while received is not None:
             self._room.release()
-        return received
+            found.append(received)
+            rows += len(received.messages)
+            size += sum(map(len, received.messages))
+            if rows >= MAX_ROWS or size >= MAX_BYTES or self._received.empty():
+                return found
+            received = self._received.get_nowait()
+        self._received.put_nowait(None)
+        if found:
+            return found
+        try:
+            await self._task
+        except BaseExceptionGroup as group:
+            # The first is the cause; the others were cancelled, or failed because of it.
+            raise _first(group) from None
+        return None
 
     async def aclose(self) -> None:
         """Stop receiving. May be called twice; if it is cancelled, the tasks still end."""
@@ -505,12 +508,12 @@ class RangesReceiver:
     async def _receive_all(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for index, link in enumerate(self._links):
-                    group.create_task(self._receive(index, link))
+                for link in self._links:
+                    group.create_task(self._receive(link))
         finally:
             self._received.put_nowait(None)
 
-    async def _receive(self, index: int, link: _RangeLink) -> None:
+    async def _receive(self, link: _RangeLink) -> None:
         try:
             await link.open()
             while True:
@@ -518,10 +521,9 @@ class RangesReceiver:
                 messages = await link.read()
                 if not messages:
                     break
-                self._received.put_nowait(ReceivedEvents(index, messages))
+                self._received.put_nowait(PartitionMessages(link.partition_id, messages))
             self._room.release()
             await link.release()
-            self._received.put_nowait(ReceivedEvents(index, []))
         finally:
             await link.aclose()
 

@@ -7,14 +7,14 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -61,40 +61,32 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([(column, COLUMNS[column]) for column in columns])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedEvents:
-    """Concatenated encoded messages: one object, however many there are; padding follows the last."""
+class PartitionMessages(NamedTuple):
+    """Encoded messages of one hub partition, in order."""
 
-    data: bytes
-    lengths: npt.NDArray[np.int64]
-
-    @classmethod
-    def pack(cls, messages: Sequence[bytes]) -> PackedEvents:
-        """Join messages. Their total size must be less than 2 GiB."""
-        return cls(b"".join((*messages, bytes(PADDING))), np.fromiter(map(len, messages), np.int64, len(messages)))
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+    partition_id: str
+    messages: Sequence[bytes]
 
 
 class RowEncoder:
-    """Converts one hub partition's events to Arrow batches. Columns that are not requested are not decoded.
+    """Converts a hub's events to Arrow batches. Columns that are not requested are not decoded.
 
     Args:
         codecs: Decode the bodies of events that name them. Default: none.
     """
 
-    def __init__(
-        self, partition_id: str, columns: Sequence[str], codecs: Sequence[PayloadCodec] = (), hub: str = ""
-    ) -> None:
-        self._partition_id = partition_id
+    def __init__(self, columns: Sequence[str], codecs: Sequence[PayloadCodec] = (), hub: str = "") -> None:
         self._hub = hub
         self._codecs = codecs
         self.schema = arrow_schema(columns)
 
-    def encode(self, events: PackedEvents) -> pa.RecordBatch:
-        """Return a batch with one row per event. Raises `EventError`, which names the partition and the event."""
-        made = _Batch(events, self._partition_id, self._codecs, self._hub)
+    def encode(self, events: Sequence[PartitionMessages]) -> pa.RecordBatch:
+        """Return a batch with one row per event, in the order given. Their total size must be less than 2 GiB.
+
+        Raises:
+            EventError: An event cannot be decoded: its partition and number are in the text.
+        """
+        made = _Batch(events, self._codecs, self._hub)
         return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
 
 
@@ -102,24 +94,28 @@ class _Batch:
     """The columns of one batch, from the values that the walk finds, and from the general decoder's for odd
     messages."""
 
-    def __init__(self, events: PackedEvents, partition_id: str, codecs: Sequence[PayloadCodec], hub: str) -> None:
-        self._events = events
+    def __init__(self, events: Sequence[PartitionMessages], codecs: Sequence[PayloadCodec], hub: str) -> None:
+        messages = list(chain.from_iterable(each.messages for each in events))
+        self._data = b"".join((*messages, bytes(PADDING)))
+        self._lengths = np.fromiter(map(len, messages), np.int64, len(messages))
+        self._partition_ids = [each.partition_id for each in events]
+        # For each row, the index of its partition.
+        self._partitions = np.repeat(np.arange(len(events)), [len(each.messages) for each in events])
         self._hub = hub
         self._codecs = codecs
-        self._make_event = event_maker(codecs, partition_id)
-        self._partition_id = partition_id
         self._decoded: dict[int, ReceivedEvent] = {}
 
     @cached_property
     def _walk(self) -> Walk:
-        return Walk(self._events.data, self._events.lengths)
+        return Walk(self._data, self._lengths)
 
     def column(self, name: str) -> pa.Array:
         """Return a column."""
         match name:
-            case "partition" | "hub":
-                one = pa.array([self._partition_id if name == "partition" else self._hub], pa.string())
-                return one.take(pa.array(np.zeros(len(self._events), np.int32)))
+            case "partition":
+                return pa.array(self._partition_ids, pa.string()).take(pa.array(self._partitions))
+            case "hub":
+                return pa.array([self._hub], pa.string()).take(pa.array(np.zeros(len(self._lengths), np.int32)))
             case "body":
                 return self._body()
             case "sequenceNumber":
@@ -286,7 +282,7 @@ class _Batch:
         known: dict[bytes, str | None] = {}
         texts: list[str | None] = []
         for start, end in zip(starts, ends, strict=True):
-            raw = self._events.data[start:end]
+            raw = self._data[start:end]
             if raw not in known:
                 try:
                     known[raw] = text_of(decode(raw)[0])
@@ -303,10 +299,8 @@ class _Batch:
         cuts = np.empty(2 * count + 1, np.int32)
         cuts[0:-1:2] = np.where(is_null, places, begin)
         cuts[1::2] = np.where(is_null, places, end)
-        cuts[-1] = len(self._events.data)
-        pieces = pa.Array.from_buffers(
-            pa.binary(), 2 * count, [None, pa.py_buffer(cuts), pa.py_buffer(self._events.data)]
-        )
+        cuts[-1] = len(self._data)
+        pieces = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(cuts), pa.py_buffer(self._data)])
         made = pieces.take(pa.array(np.arange(0, 2 * count, 2), mask=is_null if is_null.any() else None))
         if kind == pa.binary():
             return made
@@ -321,7 +315,8 @@ class _Batch:
         event = self._decoded.get(row)
         if event is None:
             start, end = int(self._walk.starts[row]), int(self._walk.ends[row])
-            event = self._decoded[row] = self._make_event(self._events.data[start:end], None)
+            make = event_maker(self._codecs, self._partition_of(row))
+            event = self._decoded[row] = make(self._data[start:end], None)
         return event
 
     def _read(self, row: int, read: Callable[[ReceivedEvent], Any]) -> Any:
@@ -334,9 +329,12 @@ class _Batch:
 
     def _where(self, row: int) -> str:
         try:
-            return f"partition {self._partition_id}, event {self._event(row).sequence_number}"
+            return f"partition {self._partition_of(row)}, event {self._event(row).sequence_number}"
         except EventError:
-            return f"partition {self._partition_id}, an event without a number"
+            return f"partition {self._partition_of(row)}, an event without a number"
+
+    def _partition_of(self, row: int) -> str:
+        return self._partition_ids[int(self._partitions[row])]
 
     def _undecodable(self) -> EventError:
         """Return the error for the event whose text is not UTF-8."""
@@ -345,7 +343,7 @@ class _Batch:
                 _ = self._event(row).raw_message
             except EventError as error:
                 return EventError(f"{self._where(row)}: {error}")
-        return EventError(f"partition {self._partition_id}: an event holds text that is not UTF-8")
+        return EventError(f"partition {', '.join(self._partition_ids)}: an event holds text that is not UTF-8")
 
 
 # ------------------------------------------------------------------------------------------ one event's values

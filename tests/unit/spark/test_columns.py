@@ -28,7 +28,7 @@ from eventpump.amqp.types import (
 )
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
-from eventpump.spark.source.rows import COLUMNS, PackedEvents
+from eventpump.spark.source.rows import COLUMNS, PartitionMessages
 from tests.fuzz.entry import seed_of_today
 from tests.support.damage import damage, outcome
 from tests.support.spark_rows import expected_row, row_encoder, rows_of
@@ -176,17 +176,18 @@ def misnamed(random: Random) -> bytes:
 
 
 def test_events_that_are_rows_alone_are_rows_together(seeds: Iterable[int]) -> None:
-    """One sender's names fail no other's event, nor a column that does not show them."""
+    """One sender's names fail no other's event, nor a column that does not show them; of several partitions too."""
     made = 0
     for seed in seeds:
         random = Random(seed)
         messages = [misnamed(random) for _ in range(random.choice((1, 2, 3, 8)))]
         encoder = row_encoder(columns_of(random))
-        alone = [outcome(encoder.encode, PackedEvents.pack([each])) for each in messages]
+        events = [PartitionMessages(str(random.randrange(2)), [each]) for each in messages]
+        alone = [outcome(encoder.encode, [each]) for each in events]
         if all(each[0] is pa.RecordBatch for each in alone):
             made += 1
             expected = pa.Table.from_batches([each[1] for each in alone]).combine_chunks().to_batches()[0]
-            together = encoder.encode(PackedEvents.pack(messages))
+            together = encoder.encode(events)
             together.validate(full=True)
             assert together.equals(expected), seed
     assert made > 30

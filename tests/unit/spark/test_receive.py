@@ -53,7 +53,8 @@ async def _read(receiver: RangesReceiver, count: int) -> list[list[int]]:
     try:
         await receiver.start()
         while (received := await receiver.next()) is not None:
-            found[received.index] += map(number_of, received.messages)
+            for partition_id, messages in received:
+                found[int(partition_id)] += map(number_of, messages)
     finally:
         await receiver.aclose()
     return found
@@ -115,13 +116,30 @@ async def test_receive_reads_several_ranges_at_once() -> None:
     while found.get(0, 0) + found.get(2, 0) < 18_000:
         received = await receiver.next()
         assert received is not None
-        found[received.index] = found.get(received.index, 0) + len(received.messages)
+        for partition_id, messages in received:
+            found[int(partition_id)] = found.get(int(partition_id), 0) + len(messages)
     assert found == {0: 9_000, 2: 9_000}
     hub.resume("1")
     while (received := await receiver.next()) is not None:
-        found[received.index] = found.get(received.index, 0) + len(received.messages)
+        for partition_id, messages in received:
+            found[int(partition_id)] = found.get(int(partition_id), 0) + len(messages)
     await receiver.aclose()
     assert found == {0: 9_000, 1: 9_000, 2: 9_000}
+
+
+async def test_receive_returns_what_is_ready_of_all_ranges_up_to_a_batch() -> None:
+    """Small ranges are one batch together, and no batch grows by more than one range's part beyond `MAX_ROWS`."""
+    hub = FakeHub(partitions=40)
+    for partition in range(40):
+        hub.publish(str(partition), count=500)
+    receiver = _receiver(hub, *(SequenceRange(str(partition), 0, 500) for partition in range(40)))
+    await receiver.start()
+    await asyncio.sleep(10)
+    sizes = []
+    while (received := await receiver.next()) is not None:
+        sizes.append(sum(len(each.messages) for each in received))
+    await receiver.aclose()
+    assert sizes == [8_500, 8_500, 3_000]
 
 
 async def test_receive_is_bounded_by_what_the_reader_takes() -> None:

@@ -37,7 +37,7 @@ from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.codecs import PayloadCodec, encoder
 from eventpump.eventhubs.events import EventData, ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
-from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, text_of
+from eventpump.spark.source.rows import COLUMNS, PartitionMessages, RowEncoder, text_of
 from tests.support.codecs import DEFLATE, GZIP, OLD_KEY
 from tests.support.spark_rows import EPOCH, expected_row, row_encoder, rows_of
 from tests.support.values import SCALARS, scalars
@@ -297,8 +297,8 @@ def test_bodies_are_decoded_where_codecs_are_named(messages: list[bytes], applie
     place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": EPOCH}
     raw = ReceivedEvent.build(sent.body, content_encoding=(sent.standard or {})["content_encoding"], **place).raw
     mixed = [*messages, raw, *messages]
-    plain = RowEncoder("7", ["body", "offset"]).encode(PackedEvents.pack(mixed)).to_pydict()
-    made = RowEncoder("7", ["body", "offset"], [GZIP, OLD_KEY, DEFLATE]).encode(PackedEvents.pack(mixed)).to_pydict()
+    plain = RowEncoder(["body", "offset"]).encode([PartitionMessages("7", mixed)]).to_pydict()
+    made = RowEncoder(["body", "offset"], [GZIP, OLD_KEY, DEFLATE]).encode([PartitionMessages("7", mixed)]).to_pydict()
     assert made["offset"] == plain["offset"]
     assert made["body"] == [*plain["body"][: len(messages)], b"body", *plain["body"][len(messages) + 1 :]]
 
@@ -316,7 +316,7 @@ def test_system_properties_name_no_encoding_that_is_decoded(
     place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": EPOCH}
     raws = [ReceivedEvent.build(sent.body, **(sent.standard or {}), **place).raw, _event(2, message_id="m")]
     names = ["body", "systemProperties", "systemPropertyTypes"]
-    made = RowEncoder("7", names, codecs).encode(PackedEvents.pack(raws)).to_pylist()
+    made = RowEncoder(names, codecs).encode([PartitionMessages("7", raws)]).to_pylist()
     whole = {"content-encoding": (sent.standard or {})["content_encoding"]}
     left = whole if left is None else left
     assert dict(made[0]["systemProperties"]) == {"content-type": "text/plain", **left}
@@ -328,7 +328,10 @@ def test_system_properties_name_no_encoding_that_is_decoded(
 def test_body_that_cannot_be_decoded_is_an_error_that_names_the_event() -> None:
     """And only if the column is asked for."""
     place: dict[str, Any] = {"offset": "1", "sequence_number": 5, "enqueued_time": EPOCH}
-    events = PackedEvents.pack([ReceivedEvent.build(b"no gzip", content_encoding="gzip", **place).raw])
+    sound = [ReceivedEvent.build(b"body", **place).raw]
+    damaged = [*sound, ReceivedEvent.build(b"no gzip", content_encoding="gzip", **place).raw]
+    events = [PartitionMessages("3", sound), PartitionMessages("7", damaged), PartitionMessages("9", sound)]
     with pytest.raises(DecodeError, match=r"^partition 7, event 5: "):
-        RowEncoder("7", ["body"], [GZIP]).encode(events)
-    assert RowEncoder("7", ["offset"], [GZIP]).encode(events).num_rows == 1
+        RowEncoder(["body"], [GZIP]).encode(events)
+    made = RowEncoder(["partition", "offset"], [GZIP]).encode(events).to_pydict()
+    assert made == {"partition": ["3", "7", "7", "9"], "offset": ["1"] * 4}
