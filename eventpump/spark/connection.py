@@ -191,8 +191,16 @@ class SparkConnection(ConnectionFields):
         # The credential's callable is called, and files and environment are read, in the process that connects.
         if self.client_cert_file is None and (self.client_key_file, self.client_key_password) != (None, None):
             raise ConfigurationError("client_cert_file", "is required along with client_key_file and its password")
-        self._settings(None if self.credential is None else _ANY_KEY)
+        self._checked()
         return self
+
+    def _checked(self) -> ConnectionSettings:
+        return self._settings(None if self.credential is None else _ANY_KEY)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace's host name. The credential's callable is not called for it."""
+        return self._checked().fully_qualified_namespace
 
     @classmethod
     def split_options(cls, options: Mapping[str, str]) -> tuple[SparkConnection, dict[str, str]]:

@@ -113,7 +113,7 @@ class Query:
     @property
     def sink(self) -> Sink:
         """The sink."""
-        return sink_of(self.transport, HUB, self.sink_id, self.part)
+        return sink_of(self.transport.fully_qualified_namespace, HUB, self.sink_id, self.part)
 
     @property
     def stores(self) -> Stores:

@@ -567,7 +567,7 @@ async def near_the_wrap(emulator: Emulator, tmp_path: Path, before: int, **optio
         assert sequencer.producer_id is not None
         assert sequencer.owner_level is not None
         done = Done(
-            sink=sink_of(query.transport, HUB, "sink"),
+            sink=sink_of(query.transport.fully_qualified_namespace, HUB, "sink"),
             query_id="query",
             run_id="run",
             batch_id=0,

@@ -2,7 +2,7 @@
 
 On the driver, after the rows were written (see :mod:`eventpump.spark.sink.kept`)::
 
-    batch = MicroBatch(sink_of(transport, hub, sink_id), query_id, run, batch_id, limits, is_stamped)
+    batch = MicroBatch(sink_of(namespace, hub, sink_id), query_id, run, batch_id, limits, is_stamped)
     step = await prepare_batch(stores, transport, batch)
     if isinstance(step, Unplanned):
         step = await plan_batch(stores, transport, step, rows)
@@ -145,12 +145,12 @@ class PublishOptions(SettingsModel):
 _DEFAULTS: Final = PublishOptions()
 
 
-def sink_of(transport: Transport, hub: str, sink_id: str, part: str | None = None) -> Sink:
+def sink_of(namespace: str, hub: str, sink_id: str, part: str | None = None) -> Sink:
     """Name a sink, or a part of one. Raises `ConfigurationError` if sink id or part cannot be a name."""
     directory_name(sink_id)
     if part is not None:
         directory_name(part, "part")
-    return Sink(sink_id=sink_id, namespace=transport.fully_qualified_namespace, hub=hub, part=part)
+    return Sink(sink_id=sink_id, namespace=namespace, hub=hub, part=part)
 
 
 async def prepare_batch(

@@ -7,17 +7,52 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
+from eventpump.credentials import SharedKey
 from eventpump.errors import ConfigurationError
 from eventpump.spark import foreach_batch_producer
 from eventpump.spark.sink import foreach_batch
+from eventpump.telemetry import Telemetry
 
 CONNECTION = "Endpoint=sb://localhost;SharedAccessKeyName=a;SharedAccessKey=eA==;UseDevelopmentEmulator=true"
 
 
 def frame(body: DataType) -> Any:
     return SimpleNamespace(schema=StructType([StructField("body", body)]), sparkSession=SimpleNamespace())
+
+
+refused: list[str] = []
+"""A text, for as long as the credential is refused."""
+
+
+def credential() -> SharedKey:
+    """Return the credential of a connection by import name."""
+    if refused:
+        raise OSError(refused[0])
+    return SharedKey("a", SecretStr("eA=="))
+
+
+@pytest.mark.parametrize("telemetry", [None, Telemetry()])
+def test_batch_for_which_no_credential_is_there_is_missing(tmp_path: Path, telemetry: Telemetry | None) -> None:
+    """*No loss*: likewise, where the credential cannot be had when the sink is called."""
+    publish = foreach_batch_producer(
+        None,
+        "telemetry",
+        sink_id=f"credentials {telemetry}",
+        ledger=tmp_path,
+        fully_qualified_namespace="example.test",
+        credential=f"{__name__}:credential",
+        retry_timeout=0.1,
+        telemetry=telemetry,
+    )
+    refused.append("no token")
+    with pytest.raises(OSError, match="no token"):
+        publish(frame(StringType()), 1)
+    refused.clear()
+    with pytest.raises(ConfigurationError, match="a call for batch 1 has failed"):
+        publish(frame(StringType()), 2)
 
 
 def test_batch_whose_columns_are_refused_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
