@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it comes without types
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession, functions
 
+from benchmarks.events import samples
 from eventpump import EventProducer
 from eventpump.spark import foreach_batch_producer
 from eventpump.spark.local import local_session
@@ -72,6 +73,17 @@ def _sink(kind: str, connection_string: str, hub: str, ledger: str | BlobLedger)
     return foreach_batch_producer(connection_string, hub, sink_id="bench", ledger=ledger)
 
 
+def _body(size: int) -> Column:
+    """Return a column of bodies: the row's id, and a piece of the text of telemetry, another one for each row."""
+    text = b"".join(each.body for each in samples("telemetry"))
+    piece = functions.substring(
+        functions.lit(text), (functions.col("id") * 7919 % (len(text) - size)).cast("int"), size - 16
+    )
+    return functions.concat(functions.lpad(functions.col("id").cast("string"), 16, "0").cast("binary"), piece).alias(
+        "body"
+    )
+
+
 def _cpu() -> float:
     """Return the seconds of CPU of Spark and all its workers."""
     total = 0.0
@@ -113,9 +125,7 @@ def rate(
     with _session() as spark, tempfile.TemporaryDirectory() as ledger:
         before = asyncio.run(_stored(connection_string, hub))
         sink = _sink(kind, connection_string, hub, ledger_of(blob, ledger))
-        frame = spark.range(0, rows, 1, 2).selectExpr(
-            f"CAST(concat(lpad(CAST(id AS STRING), 16, '0'), repeat('x', {body_size - 16})) AS BINARY) AS body"
-        )
+        frame = spark.range(0, rows, 1, 2).select(_body(body_size))
         for batch_id in range(warm_up):
             sink(frame, batch_id)
         cpu, began = _cpu(), time.perf_counter()

@@ -10,7 +10,7 @@ import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from eventpump.spark.sink.exactly_once import (
     prepare_batch,
     sink_of,
 )
-from eventpump.spark.sink.kept import KeptBatch, RowReader, Segment, encode_segments, segmented
+from eventpump.spark.sink.kept import KeptBatch, RowReader, encode_segments, segmented
 from eventpump.spark.sink.patience import retried
 from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned, WrittenRows
 from eventpump.spark.sink.publishing import KeptPublishers, publish_rows
@@ -166,13 +166,12 @@ class Query:
                 partitions += [number] * len(own)
                 events += own
             if events:
-                parts, segments = segmented(partitions, events)
+                parts, segments = segmented(partitions, events, is_compressed=not is_small and task == 0)
                 if is_small:
                     found.append((encode_segments(segments), b"".join(parts)))
                 else:
                     name = (await self.rows.write(stem, parts)).rpartition("/")[2]
-                    named = [Segment(name, s.partition, s.offset, s.size, s.count, s.crc) for s in segments]
-                    found.append((encode_segments(named), None))
+                    found.append((encode_segments(replace(each, name=name) for each in segments), None))
         batch = KeptBatch.collected(found)
         if not found:
             return batch, WrittenRows(None, {}, {})

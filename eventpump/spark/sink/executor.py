@@ -6,7 +6,7 @@ import asyncio
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import tee
 from typing import Final
 
@@ -237,24 +237,24 @@ class KeepTask:
             events += encoded
             size += sum(map(len, encoded))
             if size >= PORTION_BYTES:
-                yield self._written(*segmented(partitions, events))
+                yield self._written(partitions, events)
                 partitions, events, size, is_written = [], [], 0, True
         if events:
-            parts, segments = segmented(partitions, events)
             room = self.most_returned // self.tasks if task_number() < self.tasks and not is_written else 0
-            if sum(map(len, parts)) <= room:
+            if size + 4 * (len(events) + len(set(partitions))) <= room:  # with where each row of a segment ends
+                parts, segments = segmented(partitions, events)
                 yield _returned(segments, b"".join(parts), summaries)
             else:
-                yield self._written(parts, segments, summaries)
+                yield self._written(partitions, events, summaries)
         elif summaries or not is_written:
             yield _returned((), None, summaries)  # the driver counts the tasks
 
     def _written(
-        self, parts: Sequence[Buffer], segments: Sequence[Segment], summaries: set[str] | None = None
+        self, partitions: Sequence[int], events: Sequence[bytes], summaries: set[str] | None = None
     ) -> pa.RecordBatch:
+        parts, segments = segmented(partitions, events, is_compressed=self.shared.store.is_remote)
         name = worker.run(self.shared.write(self.batch_id, parts))
-        named = [Segment(name, s.partition, s.offset, s.size, s.count, s.crc) for s in segments]
-        return _returned(named, None, summaries)
+        return _returned([replace(each, name=name) for each in segments], None, summaries)
 
 
 def _returned(segments: Iterable[Segment], rows: bytes | None, summaries: set[str] | None) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final
 
@@ -32,6 +32,7 @@ Buffer = bytes | memoryview
 
 _SIZE: Final = struct.Struct(">Q")
 _CODEC: Final = "zstd"
+"""At its first level, 1 KiB of telemetry: 4 us to compress to 0.4 of it, and 1 us to read; LZ4 3 and 0.5 us, to 0.8."""
 _READ_BYTES: Final = 4 * 1024 * 1024
 """Bytes of an object that the partitions of a group have together, unless there is one only."""
 _READS: Final = 8
@@ -46,6 +47,8 @@ class Segment:
         name: The object; "" for the one that the plan names.
         partition: The hub partition's number; `NOWHERE` for rows that cannot be events.
         offset: The first byte; of the object that the plan names, after its index.
+        size: Its bytes, as they are stored.
+        plain: Its bytes before they were compressed; the same as `size` where they are not.
     """
 
     name: str
@@ -54,11 +57,20 @@ class Segment:
     size: int
     count: int
     crc: int
+    plain: int
 
 
-def segmented(partitions: Sequence[int], events: Sequence[bytes]) -> tuple[list[Buffer], list[Segment]]:
-    """Put rows together by their partitions;
-    return their bytes, in parts, and the segments, without the name of an object."""
+def segmented(
+    partitions: Sequence[int], events: Sequence[bytes], *, is_compressed: bool = False
+) -> tuple[list[Buffer], list[Segment]]:
+    """Put rows together by their partitions.
+
+    Args:
+        is_compressed: Whether to compress each segment that becomes smaller by it.
+
+    Returns:
+        Their bytes, in parts, and the segments, without the name of an object.
+    """
     # Arrow's buffers are divided as they are: nothing is done per row.
     placed = pa.array(partitions, pa.int32())
     order = pc.array_sort_indices(placed)
@@ -71,11 +83,18 @@ def segmented(partitions: Sequence[int], events: Sequence[bytes]) -> tuple[list[
     counts = sorted((each["values"], each["counts"]) for each in placed.value_counts().to_pylist())
     for partition, count in counts:
         last = first + count
-        head, rows = offsets[4 * first : 4 * (last + 1)], content[ends[first] : ends[last]]
-        segment = Segment("", partition, size, len(head) + len(rows), count, zlib.crc32(rows, zlib.crc32(head)))
-        parts += [head, rows]
-        segments.append(segment)
-        first, size = last, size + segment.size
+        own: list[Buffer] = [offsets[4 * first : 4 * (last + 1)], content[ends[first] : ends[last]]]
+        stored = plain = sum(map(len, own))
+        if is_compressed:
+            packed = pa.compress(b"".join(own), codec=_CODEC, asbytes=True)
+            if len(packed) < plain:
+                own, stored = [packed], len(packed)
+        crc = 0
+        for each in own:
+            crc = zlib.crc32(each, crc)
+        parts += own
+        segments.append(Segment("", partition, size, stored, count, crc, plain))
+        first, size = last, size + stored
     return parts, segments
 
 
@@ -83,6 +102,8 @@ def rows_of(raw: bytes, segment: Segment) -> list[bytes] | None:
     """Return the events of a segment; None if these are not its bytes."""
     if len(raw) != segment.size or zlib.crc32(raw) != segment.crc:
         return None
+    if segment.plain != segment.size:
+        raw = pa.decompress(raw, segment.plain, codec=_CODEC, asbytes=True)
     # All numbers are as Arrow has them: the machines of a cluster are alike in that.
     numbers = struct.unpack_from(f"={segment.count + 1}i", raw)
     base = 4 * len(numbers) - numbers[0]
@@ -91,7 +112,7 @@ def rows_of(raw: bytes, segment: Segment) -> list[bytes] | None:
 
 def encode_segments(segments: Iterable[Segment]) -> str:
     """Encode segments as JSON."""
-    return json.dumps([[s.name, s.partition, s.offset, s.size, s.count, s.crc] for s in segments])
+    return json.dumps([[s.name, s.partition, s.offset, s.size, s.count, s.crc, s.plain] for s in segments])
 
 
 def decode_segments(text: str | bytes) -> list[Segment]:
@@ -114,9 +135,8 @@ class KeptBatch:
         payloads: list[bytes] = []
         base = 0
         for text, payload in found:
-            for each in decode_segments(text):
-                offset = each.offset if payload is None else each.offset + base
-                segments.append(Segment(each.name, each.partition, offset, each.size, each.count, each.crc))
+            own = decode_segments(text)
+            segments += own if payload is None else [replace(each, offset=each.offset + base) for each in own]
             if payload is not None:
                 payloads.append(payload)
                 base += len(payload)
@@ -205,8 +225,8 @@ class RowReader:
 
     @property
     def largest(self) -> int:
-        """The bytes of the largest segment."""
-        return max((each.size for segments in self._segments.values() for each in segments), default=0)
+        """The bytes of the largest segment, as it is read."""
+        return max((each.plain for segments in self._segments.values() for each in segments), default=0)
 
     def groups(self, partitions: Sequence[int], most: int) -> list[list[int]]:
         """Divide partitions into groups of neighbours whose rows are read together: of an object by about one request.

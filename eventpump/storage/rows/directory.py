@@ -24,6 +24,8 @@ class DirectoryRowStore(OpenedRows):
         path: Created by `begin` where it does not exist.
     """
 
+    is_remote = False
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self._path = Path(path)

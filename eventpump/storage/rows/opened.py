@@ -10,6 +10,8 @@ from eventpump.storage.rows.interface import KIND
 class OpenedRows:
     """The state of a store, which its calls check."""
 
+    is_remote = True
+
     def __init__(self) -> None:
         self._is_open = False
         self._is_closed = False

@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -86,6 +87,23 @@ def test_damaged_bytes_are_not_rows(task: Rows, data: st.DataObject) -> None:
                     KeptBatch.decode(damaged, named)
 
 
+@given(rows.filter(bool), st.integers(0, 300), st.data())
+def test_segments_are_the_same_rows_compressed_and_not(task: Rows, size: int, data: st.DataObject) -> None:
+    """*No loss*: what does not become smaller is stored as it is, and damaged bytes are found out before they are
+    decompressed."""
+    partitions, events = [partition for partition, _ in task], [event + b"x" * size for _, event in task]
+    plain, packed = segmented(partitions, events), segmented(partitions, events, is_compressed=True)
+    for before, after in zip(plain[1], packed[1], strict=True):
+        assert after.size <= before.size == after.plain
+        stored = b"".join(packed[0])[after.offset : after.offset + after.size]
+        assert rows_of(stored, after) == rows_of(
+            b"".join(plain[0])[before.offset : before.offset + before.size], before
+        )
+        place = data.draw(st.integers(0, after.size - 1))
+        assert rows_of(stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :], after) is None
+    assert size < 100 or sum(map(len, packed[0])) < sum(map(len, plain[0])) / 2
+
+
 # ------------------------------------------------------------------------------------------------- tasks that keep
 
 
@@ -161,6 +179,16 @@ def test_task_with_many_rows_writes_them(store: MemoryRowStore, tasks: int, most
     assert len(batch.objects) == 1
     assert len(batch.segments) == len(batch.counts)
     assert sum(map(len, read(batch, store).values())) == 50
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_rows_are_compressed_where_they_go_over_a_network(store: MemoryRowStore, is_remote: bool) -> None:
+    """A directory has them as they are; the driver reads the same of both."""
+    returned, _ = kept_by(1000, store)
+    store.is_remote = is_remote
+    batch, _ = kept_by(1000, store, most_returned=0)
+    assert {each.size < each.plain for each in batch.segments} == {is_remote}
+    assert read(batch, store) == read(returned, store)
 
 
 def test_task_with_more_rows_than_it_holds_writes_several_objects(
@@ -304,9 +332,9 @@ def test_partitions_that_read_at_any_pace_read_all_rows(seed: int, counting: Cou
     for task in range(rng.randint(1, 8)):
         used = sorted(rng.choices(range(4), k=rng.randint(1, 20)))
         events = [f"{task} {row}".encode() for row in range(len(used))]
-        parts, found = segmented(used, events)
+        parts, found = segmented(used, events, is_compressed=rng.random() < 0.5)
         name = worker.run(counting.write("sink/a", parts)).rpartition("/")[2]
-        segments += [Segment(name, s.partition, s.offset, s.size, s.count, s.crc) for s in found]
+        segments += [replace(each, name=name) for each in found]
         for number, event in zip(used, events, strict=True):
             expected[number].append(event)
     reader = RowReader(counting, "sink", KeptBatch(tuple(segments)), timeout=0.1)
