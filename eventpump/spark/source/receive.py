@@ -34,10 +34,10 @@ from eventpump.spark.source.rows import PartitionMessages, RowEncoder
 _log = logging.getLogger("eventpump.spark")
 
 MAX_ROWS = 8192
-"""Rows of one Arrow batch."""
+"""Rows of a range, or of several together, that fill an Arrow batch: one has up to twice as many."""
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Bytes of events that fill a batch, and bytes that are received ahead: one batch has up to twice as many."""
+"""Bytes of events that fill a batch, likewise, and bytes that are received ahead."""
 
 _LEAST_BYTES = 1024 * 1024
 """The same for each range of a task that reads many, as long as they are not more than `_MOST_BYTES` together."""

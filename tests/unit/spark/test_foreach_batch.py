@@ -23,6 +23,20 @@ def frame(body: DataType) -> Any:
     return SimpleNamespace(schema=StructType([StructField("body", body)]), sparkSession=SimpleNamespace())
 
 
+def test_query_that_connect_does_not_name_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That another query uses the sink cannot be found out then. A call by hand is not of such a query."""
+    publish = foreach_batch_producer(CONNECTION, "telemetry", sink_id="sought", ledger=tmp_path)
+    for server in (None, "sc://localhost", "sc://localhost"):
+        if server is not None:
+            monkeypatch.setenv("SPARK_CONNECT_LOCAL_URL", server)
+        with pytest.raises(ConfigurationError, match="must be string or binary"):
+            publish(frame(LongType()), 1)
+        warned = [each for each in caplog.messages if "the sink 'sought': Spark Connect does not say which" in each]
+        assert len(warned) == (server is not None)
+
+
 refused: list[str] = []
 """A text, for as long as the credential is refused."""
 
