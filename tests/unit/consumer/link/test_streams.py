@@ -615,6 +615,23 @@ async def test_function_that_fails_is_called_again_until_it_succeeds(failure: Ca
         }
 
 
+@pytest.mark.parametrize("number", [15, 16])
+async def test_function_that_fails_within_a_replay_is_called_again_too(number: int) -> None:
+    """An event that may not match is delivered, or left out, once the function has returned."""
+    got, flaky = Record(), _Flaky(number, 0, _raising)
+    async with _fleet() as fleet:
+        host = await fleet.start("a", NO_PROCESSOR)
+        await host.subscribe("part", _recording(got), key=flaky.key, keys={5}, checkpoint_policy=EACH)
+        fleet.hub.publish("0", count=30)
+        await asyncio.sleep(5)
+        got.deliveries.clear()
+        flaky.left = 3
+        async with asyncio.timeout(60):
+            assert await host.replay("part", from_=10, to=28) == ("0",)
+        assert got.numbers("0") == [15, 25]
+        assert len(got.errors) == 3
+
+
 async def test_failure_of_a_shared_function_is_one_of_each_subscription() -> None:
     """It may be an event of any of them. A checkpoint never passes it before that is settled."""
     first, second = Record(), Record()
