@@ -116,8 +116,13 @@ def encode_segments(segments: Iterable[Segment]) -> str:
 
 
 def decode_segments(text: str | bytes) -> list[Segment]:
-    """Decode segments."""
-    return [Segment(*each) for each in json.loads(text)]
+    """Decode segments. Raises `ValueError` for those of a version of eventpump that describes them otherwise."""
+    try:
+        return [Segment(*each) for each in json.loads(text)]
+    except TypeError:
+        raise ValueError(
+            "another version of eventpump has written them, in another form: let that version finish the batch"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,8 @@ class KeptBatch:
 
     @classmethod
     def decode(cls, raw: bytes, rows: KeptRows) -> KeptBatch:
-        """Decode the object that a plan names. Raises `ValueError` if these are not the bytes that were written."""
+        """Decode the object that a plan names. Raises `ValueError` if these are not the bytes that were written, or
+        another version's."""
         if hashlib.sha256(raw).hexdigest() != rows.digest:
             raise ValueError(f"{rows.name} has {len(raw)} bytes, which are not the {rows.size} that were written")
         (size,) = _SIZE.unpack_from(raw)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
@@ -23,7 +24,16 @@ from eventpump.spark.sink import executor, kept
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.executor import EncodeTask, KeepTask, OrderTask, SharedRows, ordered_rows
-from eventpump.spark.sink.kept import KeptBatch, ReadAhead, RowReader, Segment, encode_segments, rows_of, segmented
+from eventpump.spark.sink.kept import (
+    KeptBatch,
+    ReadAhead,
+    RowReader,
+    Segment,
+    encode_segments,
+    read_batch,
+    rows_of,
+    segmented,
+)
 from eventpump.spark.sink.records import KeptRows
 from tests.support.memory_rows import MemoryRowStore
 from tests.unit.spark.plans import entry, plan
@@ -85,6 +95,25 @@ def test_damaged_bytes_are_not_rows(task: Rows, data: st.DataObject) -> None:
             else:
                 with pytest.raises(ValueError, match="which are not the"):
                     KeptBatch.decode(damaged, named)
+
+
+@pytest.mark.parametrize("change", [lambda each: each[:-1], lambda each: [*each, 0]])
+def test_rows_of_another_version_are_an_error_that_says_so(
+    store: MemoryRowStore, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[object]], list[object]]
+) -> None:
+    """A batch whose plan another version has stored, and which describes segments otherwise, fails as such."""
+
+    def encode(segments: Iterable[Segment]) -> str:
+        return json.dumps([change(each) for each in json.loads(encode_segments(segments))])
+
+    batch = KeptBatch.collected([returned([(0, b"a"), (1, b"b")])])
+    monkeypatch.setattr(kept, "encode_segments", encode)
+    raw = batch.encode()
+    name = worker.run(store.write("sink/000000000001", [raw])).rpartition("/")[2]
+    named = KeptRows(name=name, size=len(raw), digest=hashlib.sha256(raw).hexdigest())
+    planned = plan().model_copy(update={"rows": named})
+    with pytest.raises(StoreError, match=r"the rows of batch 1.*another version of eventpump has written them"):
+        worker.run(read_batch(store, "sink", planned, 0.1))
 
 
 @given(rows.filter(bool), st.integers(0, 300), st.data())
