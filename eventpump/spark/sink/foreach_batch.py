@@ -177,6 +177,8 @@ def _row_store(value: object) -> object:
         return named_rows(value)
     if value is not None and not callable(getattr(value, "write", None)):
         raise ValueError("must be a directory, the URL of a blob container, or a row store")
+    if value is not None and not hasattr(value, "is_remote"):
+        raise ValueError("is a row store without `is_remote`: it says whether objects go over a network")
     return value
 
 

@@ -15,6 +15,7 @@ from eventpump.errors import ConfigurationError
 from eventpump.spark import foreach_batch_producer
 from eventpump.spark.sink import foreach_batch
 from eventpump.telemetry import Telemetry
+from tests.support.memory_rows import MemoryRowStore
 
 CONNECTION = "Endpoint=sb://localhost;SharedAccessKeyName=a;SharedAccessKey=eA==;UseDevelopmentEmulator=true"
 
@@ -35,6 +36,17 @@ def test_query_that_connect_does_not_name_is_warned_of_once(
             publish(frame(LongType()), 1)
         warned = [each for each in caplog.messages if "the sink 'sought': Spark Connect does not say which" in each]
         assert len(warned) == (server is not None)
+
+
+def test_row_store_that_does_not_say_whether_it_is_remote_is_refused(tmp_path: Path) -> None:
+    """Where the producer is created: tasks ask it only in a batch of many rows, which may come much later."""
+
+    class Store(MemoryRowStore):
+        is_remote = property()  # which nothing reads: as if it were not there
+
+    with pytest.raises(ConfigurationError, match="rows: is a row store without `is_remote`"):
+        foreach_batch_producer(CONNECTION, "telemetry", sink_id="alerts", ledger=tmp_path, rows=Store())
+    foreach_batch_producer(CONNECTION, "telemetry", sink_id="alerts", ledger=tmp_path, rows=MemoryRowStore())
 
 
 refused: list[str] = []
