@@ -198,9 +198,10 @@ class SparkConnection(ConnectionFields):
         return self._settings(None if self.credential is None else _ANY_KEY)
 
     @property
-    def namespace(self) -> str:
-        """The namespace's host name. The credential's callable is not called for it."""
-        return self._checked().fully_qualified_namespace
+    def address(self) -> tuple[str, int]:
+        """The namespace's host name, and the port to connect to. The credential's callable is not called for them."""
+        settings = self._checked()
+        return settings.fully_qualified_namespace, settings.port
 
     @classmethod
     def split_options(cls, options: Mapping[str, str]) -> tuple[SparkConnection, dict[str, str]]:

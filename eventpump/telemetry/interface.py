@@ -132,8 +132,8 @@ class ClientTelemetry(Protocol):
     ) -> ProducerTelemetry:
         """Return what records a producer; `in_doubt` returns how many events are in doubt, by partition."""
 
-    def of_sink(self, hub: str, name: str | None, transport: Transport) -> SinkTelemetry:
-        """Return what records Spark's sink, on the driver's connection."""
+    def of_sink(self, hub: str, name: str | None, namespace: str, port: int) -> SinkTelemetry:
+        """Return what records Spark's sink: also a call that gets no connection."""
 
 
 def checked(value: object) -> object:

@@ -112,10 +112,9 @@ class Telemetry:
             in_doubt=in_doubt,
         )
 
-    def of_sink(self, hub: str, name: str | None, transport: Transport) -> SinkRecorder:
+    def of_sink(self, hub: str, name: str | None, namespace: str, port: int) -> SinkRecorder:
         """Return what records Spark's sink; see `ClientTelemetry`."""
-        port = getattr(transport, "port", None)
-        place = ClientPlace(hub, transport.fully_qualified_namespace, port, name, None, self._partition_attribute)
+        place = ClientPlace(hub, namespace, port, name, None, self._partition_attribute)
         return SinkRecorder(self._recorder, place)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -399,7 +399,8 @@ class ForeachBatchWriter:
             EventPumpError: The service or the ledger failed; when the batch is repeated, nothing is lost or stored
                 twice.
         """
-        receipt = (self._publish if self.settings.idempotent else self._send)(frame, batch_id, part)
+        publish = partial(self._publish if self.settings.idempotent else self._send, frame, batch_id, part)
+        receipt = publish() if self._telemetry is None else self._recorded(self._telemetry, publish)
         if self._on_receipt is not None:
             self._on_receipt(receipt)
 
@@ -435,12 +436,11 @@ class ForeachBatchWriter:
         found = [event for each in segments for event in worker.run(reader.read(plan, each, 0)) if event]
         return [BadRow(*bad_row(each)) for each in found]
 
-    def _recorded(self, publish: Callable[[], BatchReceipt]) -> BatchReceipt:
-        """Publish a batch, and record it, if there is a telemetry."""
-        if self._telemetry is None:
-            return publish()
+    def _recorded(self, telemetry: ClientTelemetry, publish: Callable[[], BatchReceipt]) -> BatchReceipt:
+        """Publish a batch, and record it, or why it is not published."""
         connection = self.settings.connection
-        recorder = self._telemetry.of_sink(connection.hub, self.settings.sink_id, worker.transport(connection))
+        namespace, port = connection.address
+        recorder = telemetry.of_sink(connection.hub, self.settings.sink_id, namespace, port)
         return recorder.publishing(publish, lambda done: {each.partition_id: each.count for each in done.partitions})
 
     def __repr__(self) -> str:
@@ -449,9 +449,6 @@ class ForeachBatchWriter:
     # ------------------------------------------------------------------------------------------ at least once
 
     def _send(self, frame: DataFrame, batch_id: int, part: str | None) -> BatchReceipt:
-        return self._recorded(lambda: self._sent(frame, batch_id, part))
-
-    def _sent(self, frame: DataFrame, batch_id: int, part: str | None) -> BatchReceipt:
         columns = EventColumns.of(frame.schema)
         connection = self.settings.connection
         ask = partial(worker.transport(connection).get_hub_properties, connection.hub)
@@ -485,7 +482,7 @@ class ForeachBatchWriter:
         sink_id = settings.sink_id or (None if query.is_sought else query_id)
         if sink_id is None:
             raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
-        sink = sink_of(settings.connection.namespace, settings.connection.hub, sink_id, part)
+        sink = sink_of(settings.connection.address[0], settings.connection.hub, sink_id, part)
         if query.is_sought and query_id is None and not self._is_warned:
             self._is_warned = True
             _log.warning(
@@ -506,13 +503,10 @@ class ForeachBatchWriter:
             may_repeat=query.newest_batch is None or query.newest_batch >= batch_id,
         )
         with _CALLS.call(sink, query.run_id or running.driver.run_id, batch_id):
-            return self._recorded(lambda: self._published(frame, batch, running))
-
-    def _published(self, frame: DataFrame, batch: MicroBatch, running: _Running) -> BatchReceipt:
-        columns = EventColumns.of(frame.schema, self.settings.order_by)
-        publication = _Publication(self, frame, columns, batch, running)
-        self._newest[batch.sink.directory] = batch
-        return _receipt(publication.publish())
+            columns = EventColumns.of(frame.schema, settings.order_by)
+            publication = _Publication(self, frame, columns, batch, running)
+            self._newest[sink.directory] = batch
+            return _receipt(publication.publish())
 
     def _message_limit(self) -> int:
         """Return the service's limit for one message, in bytes."""

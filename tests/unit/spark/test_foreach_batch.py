@@ -14,8 +14,8 @@ from eventpump.credentials import SharedKey
 from eventpump.errors import ConfigurationError
 from eventpump.spark import foreach_batch_producer
 from eventpump.spark.sink import foreach_batch
-from eventpump.telemetry import Telemetry
 from tests.support.memory_rows import MemoryRowStore
+from tests.support.telemetry import Recording
 
 CONNECTION = "Endpoint=sb://localhost;SharedAccessKeyName=a;SharedAccessKey=eA==;UseDevelopmentEmulator=true"
 
@@ -60,18 +60,18 @@ def credential() -> SharedKey:
     return SharedKey("a", SecretStr("eA=="))
 
 
-@pytest.mark.parametrize("telemetry", [None, Telemetry()])
-def test_batch_for_which_no_credential_is_there_is_missing(tmp_path: Path, telemetry: Telemetry | None) -> None:
-    """*No loss*: likewise, where the credential cannot be had when the sink is called."""
+@pytest.mark.parametrize("recording", [None, Recording()])
+def test_batch_for_which_no_credential_is_there_is_missing(tmp_path: Path, recording: Recording | None) -> None:
+    """*No loss*: likewise, where the credential cannot be had when the sink is called. Both calls are recorded."""
     publish = foreach_batch_producer(
         None,
         "telemetry",
-        sink_id=f"credentials {telemetry}",
+        sink_id=f"credentials {recording}",
         ledger=tmp_path,
         fully_qualified_namespace="example.test",
         credential=f"{__name__}:credential",
         retry_timeout=0.1,
-        telemetry=telemetry,
+        telemetry=None if recording is None else recording.telemetry,
     )
     refused.append("no token")
     with pytest.raises(OSError, match="no token"):
@@ -79,6 +79,10 @@ def test_batch_for_which_no_credential_is_there_is_missing(tmp_path: Path, telem
     refused.clear()
     with pytest.raises(ConfigurationError, match="a call for batch 1 has failed"):
         publish(frame(StringType()), 2)
+    if recording is not None:
+        attributes = [dict(each.attributes or {}) for each in recording.spans("send")]
+        assert [each["error.type"] for each in attributes] == ["OSError", "ConfigurationError"]
+        assert {(each["server.address"], each["server.port"]) for each in attributes} == {("example.test", 5671)}
 
 
 def test_batch_whose_columns_are_refused_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
