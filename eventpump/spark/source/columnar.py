@@ -31,7 +31,7 @@ PADDING: Final = 264
 
 _MAX_ROUNDS = 32
 """The most entries of a map that are read; a message with more is odd."""
-_MAX_NAMES = 64
+_MAX_NAMES = 256
 """The most distinct entry names in one buffer; a message with a further one is odd."""
 
 _STR8, _STR32, _SYM8, _SYM32 = 0xA1, 0xB1, 0xA3, 0xB3

@@ -343,7 +343,8 @@ class _Batch:
                 _ = self._event(row).raw_message
             except EventError as error:
                 return EventError(f"{self._where(row)}: {error}")
-        return EventError(f"partition {', '.join(self._partition_ids)}: an event holds text that is not UTF-8")
+        partitions = ", ".join(dict.fromkeys(self._partition_ids))
+        return EventError(f"partition {partitions}: an event holds text that is not UTF-8")
 
 
 # ------------------------------------------------------------------------------------------ one event's values

@@ -28,8 +28,9 @@ class RowStore(Protocol):
     raise `ConfigurationError` if it cannot work as it was created. One that was closed cannot be opened again.
     """
 
-    is_remote: bool
-    """Whether objects go over a network: then rows are compressed before they are written."""
+    @property
+    def is_remote(self) -> bool:
+        """Whether objects go over a network: then rows are compressed before they are written."""
 
     async def open(self) -> None:
         """Prepare for the calls below, without a request and without creating anything. Opening twice is fine."""
