@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -18,12 +19,14 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.spark.source import receive
 from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
 from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.ranges import number_of
 from eventpump.spark.source.receive import MAX_ROWS, KeptLinks, RangesReceiver
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.connecting import connection_string_to
+from tests.support.seeds import seeds
 
 _SHARED = ReceiveOptions(owner_level=None)
 _EXCLUSIVE = ReceiveOptions(owner_level=0)
@@ -140,6 +143,46 @@ async def test_receive_returns_what_is_ready_of_all_ranges_up_to_a_batch() -> No
         sizes.append(sum(len(each.messages) for each in received))
     await receiver.aclose()
     assert sizes == [8_500, 8_500, 3_000]
+
+
+@seeds(40, of=2000)
+async def test_ranges_come_whole_and_in_order_in_random_histories(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever links and connections do, events that come late, and a reader that is slow or gives up its waits."""
+    rng = random.Random(seed)
+    most = rng.choice((1, 7, 50, 400))
+    monkeypatch.setattr(receive, "MAX_ROWS", most)
+    monkeypatch.setattr(receive, "MAX_BYTES", rng.choice((200, 5_000, 10**6)))
+    hub = FakeHub(partitions=6, latency=rng.choice((0.0, 0.01, 0.3)))
+    ranges = [SequenceRange(str(each), rng.randrange(49), rng.randint(50, 600)) for each in range(rng.randint(1, 6))]
+    for each in ranges:
+        hub.publish(each.partition_id, count=rng.randint(each.start + 1, each.end))
+    receiver = _receiver(hub, *ranges, options=rng.choice((_SHARED, _EXCLUSIVE)))
+
+    async def trouble() -> None:
+        for _ in range(rng.randrange(20)):
+            await asyncio.sleep(rng.choice((0.0, 0.02, 0.5, 3.0)))
+            rng.choice((hub.detach, hub.lose_connections))()
+        for each in ranges:
+            hub.publish(each.partition_id, count=600)
+
+    found: dict[str, list[int]] = {each.partition_id: [] for each in ranges}
+    await receiver.start()
+    troubling = asyncio.create_task(trouble())
+    while True:
+        try:
+            async with asyncio.timeout(rng.choice((0.0, 0.001, 1.0, None))):
+                received = await receiver.next()
+        except TimeoutError:
+            continue
+        if received is None:
+            break
+        assert sum(len(each.messages) for each in received[:-1]) < most
+        for partition_id, messages in received:
+            found[partition_id] += map(number_of, messages)
+        await asyncio.sleep(rng.choice((0.0, 0.0, 0.1, 2.0)))
+    await receiver.aclose()
+    await troubling
+    assert found == {each.partition_id: list(range(each.start, each.end)) for each in ranges}
 
 
 async def test_receive_is_bounded_by_what_the_reader_takes() -> None:

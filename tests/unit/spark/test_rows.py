@@ -117,6 +117,13 @@ def test_rows_equal_those_of_the_general_decoder(messages: list[bytes], columns:
     assert _rows(messages, columns) == [{name: row[name] for name in columns} for row in expected]
 
 
+def test_rows_with_more_names_than_one_pass_takes_equal_the_general_decoders() -> None:
+    """As where each event has names of properties of its own."""
+    messages = [_event(each, properties={"shared": "a", f"own {each}": str(each)}) for each in range(400)]
+    columns = ["sequenceNumber", "properties", "systemProperties"]
+    assert _rows(messages, columns) == [{name: expected_row(raw)[name] for name in columns} for raw in messages]
+
+
 @given(message=_messages(), other=_messages(), data=st.data(), columns=_columns)
 def test_rows_of_a_damaged_message_equal_the_general_decoder(
     message: bytes, other: bytes, data: st.DataObject, columns: list[str]
