@@ -113,10 +113,12 @@ class OrderedRows(DirectoryRowStore):
 
     Args:
         late: Where requests are kept that were not answered, and whose objects a test writes later.
+        is_remote: Whether what it keeps is compressed, as where objects go over a network.
     """
 
-    def __init__(self, path: Path, orders: Orders, late: Path) -> None:
+    def __init__(self, path: Path, orders: Orders, late: Path, *, is_remote: bool) -> None:
         super().__init__(path)
+        self.is_remote = is_remote
         self._orders = orders
         self._late = late
 
@@ -183,7 +185,7 @@ def main(settings: dict[str, Any]) -> None:
         ledger = Path(settings["sink"]["ledger"])
         stores = {
             "ledger": OrderedLedger(ledger, orders),
-            "rows": OrderedRows(ledger / "rows~", orders, Path(settings["late"])),
+            "rows": OrderedRows(ledger / "rows~", orders, Path(settings["late"]), is_remote=settings["is_remote"]),
         }
         publish = foreach_batch_producer(**{**settings["sink"], **stores})
 

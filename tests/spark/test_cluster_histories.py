@@ -154,6 +154,7 @@ class History:
             "stamp": self.rng.random() < 0.5,
             "max_tasks": self.rng.choice((2, 5)),
         }
+        self.is_remote = self.rng.random() < 0.5
 
     def start(self) -> Conversation:
         """Start a driver and its query, whose rows differ from those of all others."""
@@ -163,6 +164,7 @@ class History:
             "port": self._listening.getsockname()[1],
             "orders": str(self.checkpoint.with_name("orders")),
             "late": str(self.late),
+            "is_remote": self.is_remote,
             "empty": self.empty,
             "chunk": CHUNK,
             "checkpoint": str(self.checkpoint),
