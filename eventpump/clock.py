@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 _TRIES: Final = 5
 
@@ -35,6 +35,15 @@ class SuspendedTime:
         if found > self._since_start:
             self._since_start = found
         return self._since_start
+
+    def reading(self, clock: Callable[[], float]) -> tuple[Callable[[], float], float] | None:
+        """Return what reads a clock with the suspension since this object was made, and how far it is ahead of that.
+
+        None if that takes two readings. One is enough of the clock that stands still while the machine is suspended:
+        with the suspension it is the one that goes on, but for their distance at the start. That distance is too large
+        rather than too small, so what is read this way does not exceed the truth either.
+        """
+        return (self._counting, self._at_start) if clock is self._running else None
 
     @property
     def in_all(self) -> float:
@@ -76,6 +85,23 @@ def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     """Return what reads a loop's time, in seconds: of asyncio's own loops the function of C that their `time` calls."""
     is_own = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
     return time.monotonic if is_own else loop.time
+
+
+class _Monotonic(Protocol):
+    def monotonic(self) -> float: ...
+
+
+def reading_of(clock: _Monotonic) -> tuple[Callable[[], float], float]:
+    """Return what reads a clock on the running loop, for one who does so often, and how far it is ahead of the clock.
+
+    Of a `LoopClock` on a loop of asyncio's own, that is one function of C.
+    """
+    if type(clock) is LoopClock:
+        now = clock_of(asyncio.get_running_loop())
+        found = (now, 0.0) if _SUSPENDED is None else _SUSPENDED.reading(now)
+        if found is not None:
+            return found
+    return clock.monotonic, 0.0
 
 
 class LoopClock:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump import clock as clock_module
-from eventpump.clock import LoopClock, SuspendedTime, clock_of
+from eventpump.clock import LoopClock, SuspendedTime, clock_of, reading_of
 from eventpump.interfaces import MachineClock
 from eventpump.testing.clock import VirtualClock, VirtualTimeLoop
 
@@ -30,6 +30,13 @@ class Machine:
 
     def counting(self) -> float:
         return self.now + self.slept
+
+
+class Derived(LoopClock):
+    """A clock of a user's."""
+
+    def monotonic(self) -> float:
+        return 5.0
 
 
 def test_suspended_counts_only_suspension() -> None:
@@ -124,6 +131,39 @@ async def test_boot_and_time_are_the_same_for_processes_of_a_machine() -> None:
     assert boot_id.strip() == str(ours.boot_id)
     assert before - 0.01 <= float(reported) <= ours.boot_time() + 0.01
     assert ours.boot_time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=0.5)
+
+
+@pytest.mark.real_time
+async def test_one_reading_is_as_good_as_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loop of asyncio's, with a suspension and without, one function of the system's reads what the clock says."""
+    slept = 7.0
+    monkeypatch.setattr(clock_module, "_SUSPENDED", SuspendedTime(time.monotonic, lambda: time.monotonic() + slept))
+    ours = LoopClock()
+    read, ahead = reading_of(ours)
+    derived = Derived()
+    assert reading_of(derived) == (derived.monotonic, 0.0)
+    for _ in range(2):
+        earliest = ours.monotonic()
+        found = read() - ahead
+        assert earliest - 1 < found < ours.monotonic() + 1
+        slept += 3600
+    monkeypatch.setattr(clock_module, "_SUSPENDED", None)
+    assert reading_of(ours) == (time.monotonic, 0.0)
+
+
+async def test_other_clocks_and_other_loops_are_read_by_the_clock_itself(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one function cannot read is left to the clock: virtual time, and a clock that is another's or derived."""
+
+    machine = Machine(slept=7.0)
+    monkeypatch.setattr(clock_module, "_SUSPENDED", SuspendedTime(machine.running, machine.counting))
+    for each in (LoopClock(), Derived(), clock):
+        read, ahead = reading_of(each)
+        assert (read, ahead) == (each.monotonic, 0.0)
+    machine.slept += 3600
+    read, _ = reading_of(ours := LoopClock())
+    assert read() == ours.monotonic() == clock.monotonic() + 3600
 
 
 def test_clock_of_a_loop_is_its_own_whoever_defines_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
+from eventpump.clock import reading_of
 from eventpump.consumer.calls.handler import PumpEndedError, as_exception
 from eventpump.consumer.lease.services import HostServices
 from eventpump.core.lease import PartitionLease
@@ -55,10 +56,12 @@ class Ownership:
         self.ending = asyncio.Event()
         self.tasks = TaskSet(self.unexpected)
         self.failure: Exception | None = None
+        # The clock of the services, with as few calls as it can be read with: it is for each batch.
+        self._now, self._ahead = reading_of(services.clock)
 
     def is_lease_valid(self) -> bool:
         """Return whether the lease has not expired by the host's own clock. If it has, it is lost."""
-        return self.services.clock.monotonic() < self.lease.expires_at or self._ran_out()
+        return self._now() < self.lease.expires_at + self._ahead or self._ran_out()
 
     def may_deliver(self) -> bool:
         """Return whether a batch may be delivered now."""
@@ -66,7 +69,7 @@ class Ownership:
         if life.reason is not None or life.state is _SUSPENDED:
             return False
         # As `is_lease_valid`, without a call for each batch.
-        return self.services.clock.monotonic() < self.lease.expires_at or self._ran_out()
+        return self._now() < self.lease.expires_at + self._ahead or self._ran_out()
 
     def _ran_out(self) -> bool:
         self.lost("it ran out")

@@ -9,6 +9,7 @@ import random
 from types import SimpleNamespace
 from typing import Any, cast
 
+from eventpump.clock import LoopClock
 from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.record.starts import StartFinder
 from eventpump.core.lease import PartitionLease
@@ -36,6 +37,7 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
     store = _FaultyStore(KeyError("a bug"), AuthenticationError("not now"), TimeoutError())
     reported: list[HostReport] = []
     services = SimpleNamespace(
+        clock=LoopClock(),
         group=store,
         directory=None,
         owner_id="a",
