@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from eventpump.core.loop_load import NOTED_STEP
 
 _T = TypeVar("_T")
+
+ESCAPED: Final = "the code raised GeneratorExit"
+"""What is wrong with code that raises one by itself."""
 
 
 class Watched(Awaitable[_T]):
@@ -58,14 +61,17 @@ class Watched(Awaitable[_T]):
         except GeneratorExit as escaped:
             # As in PEP 479 for StopIteration: raised by the code itself it is an error, and does not close this
             # awaitable.
-            raise RuntimeError("the code raised GeneratorExit") from escaped
+            raise RuntimeError(ESCAPED) from escaped
         finally:
             ended = self.ended = self._clock()
-            took = ended - began
-            if took > NOTED_STEP:
-                self._stepped(took)
-                if took > self._threshold:
-                    self._blocked(took)
+            if ended - began > NOTED_STEP:
+                self.noted(ended - began)
+
+    def noted(self, took: float) -> None:
+        """Report a step that took longer than `NOTED_STEP`."""
+        self._stepped(took)
+        if took > self._threshold:
+            self._blocked(took)
 
     def rest(self, steps: Generator[Any, Any, Any], waits_for: object) -> Self:
         """Return this object, to be awaited at once for what follows a first `step`, which has returned `waits_for`."""

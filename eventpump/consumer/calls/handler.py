@@ -7,16 +7,20 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from eventpump.aio.frames import waits_at
-from eventpump.aio.watch import Watched
+from eventpump.aio.watch import ESCAPED, Watched
 from eventpump.clock import clock_of
+from eventpump.core.loop_load import NOTED_STEP
 from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import EventRange, HandlerSlow, LoopBlocked, ProcessorFailed
 
 _T = TypeVar("_T")
+
+_DONE: Final = object()
+"""What the first step of a call has returned where the call has ended with it."""
 
 IN_HAND: ContextVar[InHand | None] = ContextVar("eventpump_in_hand", default=None)
 """The call that the current code belongs to; tasks, and threads of `asyncio.to_thread`, that it starts inherit it."""
@@ -113,6 +117,8 @@ class RunningCall:
 class InHand:
     """One call of user code, or one batch that a loop has: what its pump waits for.
 
+    Whoever makes one sets its attributes: with an `__init__` there would be a call for each batch.
+
     Attributes:
         runner: That of the pump, as long as it waits; None before and after. What the code has started may keep its
             context, and this object with it, for as long as the process.
@@ -120,10 +126,8 @@ class InHand:
     """
 
     __slots__ = ("call", "runner")
-
-    def __init__(self, runner: HandlerRunner | None = None, call: Call | None = None) -> None:
-        self.runner = runner
-        self.call = call
+    runner: HandlerRunner | None
+    call: Call | None
 
     def begin(self) -> Self:
         """Let the code that follows in this context belong to it. Return it."""
@@ -270,10 +274,18 @@ class HandlerRunner:
             is_batch: Whether it is `process_events`, so that `is_in_batch` is true in it.
         """
         call.events = events
-        began = self.began(call)
+        # As `began`, without a call for each batch.
+        now = self._now
+        began = call.began = now()
+        call.slow_at = began + self._timeout
+        call.is_late = call.is_timed_out = False
+        self._calls[call] = None
+        if self._slow_timer is None:
+            self._set_slow_timer(call.slow_at)
         raised: BaseException | None = None
         # A new object for each try: what an earlier try left running is not part of this one.
-        hand = InHand(self, call)
+        hand = InHand()
+        hand.runner, hand.call = self, call
         IN_HAND.set(hand)
         if is_batch:
             self._batch = hand
@@ -284,14 +296,21 @@ class HandlerRunner:
                     f"{call.operation} gave a {type(work).__name__} to await: it must be a coroutine function"
                 )
             call.work = work
-            watched, steps = self._watched, work.__await__()
+            steps = work.__await__()
+            # As `Watched.step`, without a call for each batch.
             try:
-                waits_for = watched.step(steps, None, began)
-            except StopIteration:
-                pass  # as most handlers do, without a wait
-            else:
+                waits_for = next(steps, _DONE)
+            except GeneratorExit as escaped:
+                raise RuntimeError(ESCAPED) from escaped
+            finally:
+                ended = now()
+                if ended - began > NOTED_STEP:
+                    self._watched.noted(ended - began)
+            if waits_for is not _DONE:  # most handlers do not wait
+                watched = self._watched
                 await watched.rest(steps, waits_for)
-            call.ended = watched.ended
+                ended = watched.ended
+            call.ended = ended
         except GeneratorExit:
             # This coroutine is being closed, and must not wait any more.
             raise

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from eventpump.aio.tasks import TaskSet
-from eventpump.aio.watch import Watched
+from eventpump.aio.watch import ESCAPED, Watched
 from eventpump.consumer.calls.handler import IN_HAND, Call, HandlerRunner, InHand, PumpEndedError, as_exception
 from eventpump.consumer.keyed import Handler, KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
@@ -259,7 +259,8 @@ class KeyedWorkers:
                     # One watched call whose timer restarts: `began` and `ended` would cost more than a short handler.
                     call.began = began
                     call.slow_at = began + timeout
-                    hand = InHand(runner)
+                    hand = InHand()
+                    hand.runner, hand.call = runner, None
                     begin(hand)
                     try:
                         events: Any = (batch[0].position,) if len(batch) == 1 else tuple([each.event for each in batch])
@@ -269,7 +270,7 @@ class KeyedWorkers:
                     except GeneratorExit as error:
                         if worker.steps is None or worker.steps.is_closing:
                             raise
-                        raised = RuntimeError("the code raised GeneratorExit")
+                        raised = RuntimeError(ESCAPED)
                         raised.__cause__ = error
                     except BaseException as error:
                         raised = error
@@ -326,7 +327,8 @@ class KeyedWorkers:
                 break
             calls += 1
             call.began = began
-            hand = InHand(runner)
+            hand = InHand()
+            hand.runner, hand.call = runner, None
             begin(hand)
             try:
                 events = call.events = (event,)
@@ -335,7 +337,7 @@ class KeyedWorkers:
             except GeneratorExit as error:
                 if worker.steps is None or worker.steps.is_closing:
                     raise
-                raised = RuntimeError("the code raised GeneratorExit")
+                raised = RuntimeError(ESCAPED)
                 raised.__cause__ = error
             except BaseException as error:
                 raised = error

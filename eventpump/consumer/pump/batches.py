@@ -415,7 +415,9 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
         # Not a coroutine function: what is returned may be run by another task than the one that will have the batch.
         if self._offer is not None and self._offer.recorded is not None:
             self._offer.recorded.leave()
-        return self._next(asyncio.current_task(), InHand().begin())
+        hand = InHand()
+        hand.ended()  # as the pump does not wait for it yet
+        return self._next(asyncio.current_task(), hand.begin())
 
     async def _next(self, asked: asyncio.Task[Any] | None, hand: InHand) -> ReceivedBatch:
         if self._is_waiting:

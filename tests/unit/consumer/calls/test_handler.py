@@ -6,12 +6,14 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 
 import pytest
 
-from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, as_exception
+from eventpump.consumer.calls.handler import Call, HandlerRunner, HandlerTimeout, PumpEndedError, as_exception
 from eventpump.options.consumer import HostSettings
-from eventpump.reports import HandlerSlow, ProcessorFailed
+from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
+from eventpump.testing.clock import VirtualClock
 
 
 class _Oddity(BaseException):
@@ -181,6 +183,67 @@ async def test_run_of_what_cannot_be_awaited_raises_type_error() -> None:
     """A plain function is named as the mistake it is."""
     with pytest.raises(TypeError, match="process_events gave a NoneType to await"):
         await _Scene().run(lambda: None)  # type: ignore[arg-type, return-value]  # the mistake
+
+
+async def test_call_that_runs_is_watched_as_one_that_began() -> None:
+    """`run_call` watches its call as `began` does for those who make the call themselves."""
+    scene = _Scene()
+    runner = scene.runner
+    facts: list[dict[str, object]] = []
+
+    async def method() -> None:
+        facts.append(asdict(mine))
+
+    def asdict(call: Call) -> dict[str, object]:
+        return {field.name: getattr(call, field.name) for field in fields(call) if field.name != "work"}
+
+    for is_first in (True, False):
+        mine, other = runner.call("process_events"), runner.call("process_events")
+        for call in (mine, other):
+            call.is_late = call.is_timed_out = not is_first
+        runner.began(other)
+        runner.ended(other)
+        await runner.run_call(mine, method, (), ())
+        assert facts.pop() == asdict(other)
+        assert (mine.began, mine.ended) == (other.began, mine.began)
+        assert runner.operation is None
+    last = runner.call("process_events")
+    await runner.run_call(last, asyncio.sleep, (5,), ())
+    assert last.ended == last.began + 5
+    runner.stop()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_first_step_is_watched_as_any_other(clock: VirtualClock, waits: bool) -> None:
+    """A step that blocks is reported and noted, the first one of a call and a later one, and whatever ends it."""
+    reports: list[tuple[object, ...]] = []
+    noted: list[float] = []
+    runner = HandlerRunner(
+        "0",
+        HandlerTimeout(),
+        blocked_after=2,
+        blocked_pause=0,
+        stepped=noted.append,
+        report=lambda kind, *facts: reports.append((kind, *facts)),
+    )
+
+    async def method(seconds: float, error: BaseException | None) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        clock.block(seconds)
+        if error is not None:
+            raise error
+
+    await runner.run("process_events", method, 1.0, None)
+    await runner.run("process_events", method, 3.0, None)
+    with pytest.raises(KeyError):
+        await runner.run("process_events", method, 5.0, KeyError("x"))
+    with pytest.raises(RuntimeError, match="the code raised GeneratorExit") as caught:
+        await runner.run("process_events", method, 0.0, GeneratorExit())
+    runner.stop()
+    assert isinstance(caught.value.__cause__, GeneratorExit)
+    assert noted == pytest.approx([1.0, 3.0, 5.0])
+    assert reports == [(LoopBlocked, pytest.approx(each), "process_events") for each in (3.0, 5.0)]
 
 
 async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
