@@ -16,7 +16,7 @@ from typing import Any
 
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
-from eventpump.amqp.flow import SessionState
+from eventpump.amqp.flow import UINT, SessionState
 from eventpump.amqp.frames import MIN_MAX_FRAME_SIZE, FrameWriter
 from eventpump.amqp.limits import LINK_COST, SESSION_COST, cost_of
 from eventpump.amqp.link import AttachState, Link
@@ -131,13 +131,14 @@ class FlowAnswered:
     link: Link
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Messages:
     """Messages arrived on a link, in order.
 
     At most one of these per link and `receive`, unless the sender mixes settled and unsettled: each is of one sort.
+    The engine sets the attributes: with an `__init__` there would be a call for each read.
 
-    Args:
+    Attributes:
         payloads: Not shown: a request for a token, or with one, is such a message.
         formats: Their message formats; None where all are 0.
     """
@@ -651,14 +652,6 @@ class Connection:
         weigh, enforces_credit = self.config.weigh, self.config.enforce_credit
         trace = self._frames.trace
         while end - pos >= 8:
-            size = _from_bytes(data[pos : pos + 4], "big")
-            if size < 8 or size > limit:
-                raise ProtocolError(
-                    "amqp:connection:framing-error", f"a frame of {size} bytes, where {limit} are allowed"
-                )
-            after = pos + size
-            if after > end:
-                break
             form = forms.get(data[pos + 4 : pos + 16]) if is_opened else None
             session = None if form is None else self._sessions_by_remote_channel.get(form.channel)
             if form is not None and session is not None and session.state is _MAPPED:
@@ -667,27 +660,43 @@ class Connection:
                     box = inboxes.get(link)
                     if box is None or not (box.delivery_ids or box.formats):
                         # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
-                        largest = min(link.largest_message + form.payload_at, limit)
+                        largest = link.largest_message + form.payload_at
+                        if largest > limit:
+                            largest = limit
                         room = link.allowance if enforces_credit and link.allowance < turn else turn
                         if weigh is not None and room > 1:
                             room = 1  # each message counts on its own
-                        payloads = [] if box is None else box.payloads
-                        before = len(payloads)
+                        payloads, before = ([], 0) if box is None else (box.payloads, len(box.payloads))
                         after_run = take_run(form, data, pos, largest, room, payloads)
                         if after_run > pos:
                             pos = after_run
                             if box is None:
-                                box = inboxes[link] = Messages(link, payloads, [], None)
+                                box = inboxes[link] = Messages()
+                                box.link, box.payloads, box.delivery_ids, box.formats = link, payloads, [], None
                                 self._events.append(box)
                             count = len(payloads) - before
                             if trace is not None:
                                 _trace_run(trace, link, payloads[-count:])
-                            link.used_credit(count)
-                            session.used_window(count)
+                            # As `Link.used_credit` and `SessionFlow.used_window`, without calls for each run.
+                            link.credit = link.credit - count if link.credit > count else 0
+                            link.allowance -= count
+                            link.delivery_count = (link.delivery_count + count) & UINT
+                            session.next_incoming_id = (session.next_incoming_id + count) & UINT
+                            session.incoming_window -= count
+                            if session.incoming_window <= session.reopens_at:
+                                session.send_flow()
                             turn -= count if weigh is None else weigh(payloads[-1])
                             if turn <= 0:
                                 break
                             continue
+            size = _from_bytes(data[pos : pos + 4], "big")
+            if size < 8 or size > limit:
+                raise ProtocolError(
+                    "amqp:connection:framing-error", f"a frame of {size} bytes, where {limit} are allowed"
+                )
+            after = pos + size
+            if after > end:
+                break
             self._turn = turn - FRAME_COST
             self._receive_frame(data, pos, after)
             turn = self._turn
@@ -701,7 +710,8 @@ class Connection:
     def _inbox(self, link: Link, *, is_settled: bool) -> Messages:
         inbox = self._inboxes.get(link)
         if inbox is None or bool(inbox.delivery_ids) is is_settled:
-            inbox = self._inboxes[link] = Messages(link, [], [], None)
+            inbox = self._inboxes[link] = Messages()
+            inbox.link, inbox.payloads, inbox.delivery_ids, inbox.formats = link, [], [], None
             self._events.append(inbox)
         return inbox
 

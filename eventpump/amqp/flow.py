@@ -33,6 +33,7 @@ class SessionFlow(ABC):
     Attributes:
         remote_channel: The peer's channel, once its begin has arrived.
         unsettled: The handle of the link of each delivery that the peer has not settled, by delivery id.
+        reopens_at: How many transfers the peer may still send when the window is opened again.
         remote_incoming_window: How many transfers the peer takes now.
         is_starved: Whether a sender was held back by the window since it last opened.
     """
@@ -51,6 +52,7 @@ class SessionFlow(ABC):
         self.next_outgoing_id = config.first_transfer_id
         self.next_incoming_id = 0
         self.incoming_window = config.incoming_window
+        self.reopens_at = config.incoming_window >> 1
         self.remote_incoming_window = 0
         self.is_starved = False
         self._blocked: deque[tuple[int, bytes, memoryview]] = deque()
@@ -163,7 +165,7 @@ class SessionFlow(ABC):
         """Count transfers that arrived, and open the window again when half of it is used."""
         self.next_incoming_id = (self.next_incoming_id + frames) & UINT
         self.incoming_window -= frames
-        if self.incoming_window <= self.config.incoming_window >> 1 and self.state is SessionState.MAPPED:
+        if self.incoming_window <= self.reopens_at and self.state is SessionState.MAPPED:
             self.send_flow()
 
     def open_window(self, flow: Flow) -> bool:

@@ -109,6 +109,9 @@ class LinkOwner(Protocol):
     def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
         """Called with messages that have arrived."""
 
+    def on_settled(self, payloads: list[bytes]) -> None:
+        """Called instead with messages that are settled."""
+
     def on_credit(self) -> None:
         """Called when more may be sent."""
 

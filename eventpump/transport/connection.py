@@ -240,10 +240,16 @@ class ClientConnection(BaseConnection):
         """See :class:`eventpump.net.stream.ConnectionHandler`."""
         self._heard += 1
         for event in events:
+            if type(event) is Messages:  # nearly all are
+                owner: LinkOwner | None = event.link.context
+                if owner is None:
+                    pass
+                elif event.delivery_ids:
+                    owner.on_messages(event.payloads, event.delivery_ids)
+                else:
+                    owner.on_settled(event.payloads)
+                continue
             match event:
-                case Messages(link):
-                    if link.context is not None:
-                        link.context.on_messages(event.payloads, event.delivery_ids)
                 case Outcomes(link, outcomes) if link.context is not None:
                     link.context.on_outcomes(outcomes)
                 case CreditChanged(link) if link.context is not None:

@@ -33,6 +33,10 @@ _UNLIMITED = 2**63
 _log = logging.getLogger("eventpump.transport")
 
 
+def _drop(payloads: list[bytes]) -> None:
+    """Drop what arrives on a link that is closing."""
+
+
 class ClientLink:
     """The base of both directions: attach and detach. It has ended if it has an error."""
 
@@ -168,6 +172,9 @@ class ClientLink:
     def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
         """Messages arrived; `unsettled` has the ids of the deliveries, if they are not settled."""
 
+    def on_settled(self, payloads: list[bytes]) -> None:
+        """Messages arrived that are settled; as `on_messages`."""
+
     def on_credit(self) -> None:
         """Credit arrived."""
 
@@ -193,6 +200,7 @@ class ClientReceiveLink(ClientLink):
     ) -> None:
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._sink = sink
+        self.on_settled = sink.messages  # type: ignore[assignment,method-assign]  # without a call in between
         self._answer: asyncio.Future[bool | None] | None = None
 
     @property
@@ -235,18 +243,17 @@ class ClientReceiveLink(ClientLink):
 
     def detach_now(self) -> None:
         self._settle_probe(None)
+        self.on_settled = _drop  # type: ignore[method-assign]
         super().detach_now()
 
     def _on_end(self, error: EventPumpError) -> None:
         self._settle_probe(None)
 
     def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
-        if self._is_closing:
-            return
         if unsettled and self.is_attached:
             assert self.link is not None
             self.link.settle(unsettled[0], unsettled[-1], Accepted())
-        self._sink.messages(payloads)
+        self.on_settled(payloads)
 
     def _on_lost(self, error: ServiceError) -> None:
         self._sink.detached(error)

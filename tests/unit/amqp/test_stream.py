@@ -300,25 +300,27 @@ def transfers(draw: st.DrawFn) -> bytes:
     return size.to_bytes(4, "big") + bytes(start) + content
 
 
-def read(make: type[Connection], stream: bytes, *, enforce: bool = True) -> Any:
-    """Let an engine with two links read a stream.
+def read(make: type[Connection], *reads: bytes, enforce: bool = True, largest: int = 80) -> Any:
+    """Let an engine with two links, whose counters are about to wrap, read a stream.
 
     Returns:
-        All that came of it.
+        All that came of it, and of several reads what it has sent, too.
     """
     pair = Pair(server=config(enforce_credit=enforce, incoming_window=8, max_frame_size=600))
     pair.server = make(pair.server.config, Role.SERVER)
     pair.open()
     session, _ = pair.session()
     for name in ("a", "b"):
-        _, theirs = pair.link(session, is_receiver=False, name=name, server_max_message_size=80)
+        _, theirs = pair.link(session, is_receiver=False, name=name, server_max_message_size=largest)
         theirs.set_credit(12)
     pair.server.data_to_send()
-    events = pair.server.receive(stream)
     links = [link for each in pair.server.sessions.values() for link in each.links.values()]
+    for link in links:
+        link.delivery_count = link.session.next_incoming_id = (1 << 32) - 3
+    events = [event for each in reads for event in pair.server.receive(each)]
     counts = [(link.credit, link.allowance, link.delivery_count, link.incoming.buffer) for link in links]
     ids = [each.next_incoming_id for each in pair.server.sessions.values()]
-    return story(events), counts, ids, pair.server.state
+    return story(events), counts, ids, pair.server.state, pair.server.data_to_send() if len(reads) > 1 else None
 
 
 @given(st.lists(transfers(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=20), st.booleans())
@@ -342,12 +344,28 @@ def test_receive_of_a_changed_byte_equals_the_general_decoder(at: int) -> None:
         assert read(Connection, stream) == read(General, stream)
 
 
+@pytest.mark.parametrize("enforce", [False, True])
+def test_receive_of_reads_of_one_transfer_equals_the_general_decoder(enforce: bool) -> None:
+    """The windows are opened again at the same transfers, and the credit ends at the same one."""
+    fast, general = (read(make, *[PLAIN] * 20, enforce=enforce) for make in (Connection, General))
+    assert fast == general
+    assert fast[-1]
+
+
 def test_receive_message_too_large_in_known_form() -> None:
     """A message that is too large detaches its link, though transfers of that form need no decoding."""
     stream = PLAIN + frame(0, Transfer(0, 70_000, b"tag", 0, True), b"z" * 100) + PLAIN
     found = read(Connection, stream)
     assert found == read(General, stream)
     assert any("message-size-exceeded" in text for text in found[0][0])
+
+
+def test_receive_frame_too_large_in_known_form() -> None:
+    """A frame that is too large closes the connection, though it is of a known form, and its link takes the message."""
+    stream = PLAIN + frame(0, Transfer(0, 70_000, b"tag", 0, True), b"z" * 600) + PLAIN
+    found = read(Connection, stream, largest=1000)
+    assert found == read(General, stream, largest=1000)
+    assert any("framing-error" in text for text in found[0][0])
 
 
 # ------------------------------------------------------------------------------------------------- hostility

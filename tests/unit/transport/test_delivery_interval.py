@@ -222,10 +222,7 @@ async def test_blocked_loop_is_no_silence_of_the_service(
     service: Service, monkeypatch: pytest.MonkeyPatch, interval: float, is_reading: bool
 ) -> None:
     """What has come while a handler computed for longer than the idle time-out is read before that is judged."""
-    transport = service.transport()
-    _, sink = await reader(transport, interval)
-    await asyncio.sleep(50)
-    loop, receive = asyncio.get_running_loop(), sink.messages
+    loop, receive = asyncio.get_running_loop(), RecordingSink.messages
     assert isinstance(loop, VirtualTimeLoop)
 
     def block() -> None:
@@ -233,13 +230,16 @@ async def test_blocked_loop_is_no_silence_of_the_service(
         service.connection.flush()
         loop.advance(70)
 
-    def blocks(batch: list[bytes]) -> None:
-        receive(batch)
+    def blocks(sink: RecordingSink, batch: list[bytes]) -> None:
+        receive(sink, batch)
         if len(sink.events) == 1:
             block()
 
     if is_reading:
-        monkeypatch.setattr(sink, "messages", blocks)
+        monkeypatch.setattr(RecordingSink, "messages", blocks)
+    transport = service.transport()
+    _, sink = await reader(transport, interval)
+    await asyncio.sleep(50)
     await publish(service)
     if not is_reading:
         block()
