@@ -657,7 +657,7 @@ class Connection:
             if form is not None and session is not None and session.state is _MAPPED:
                 link = session.links_by_remote_handle.get(form.handle)
                 if link is not None and link.is_receiver and link.state is _ATTACHED and link.incoming.buffer is None:
-                    box = inboxes.get(link)
+                    box = inboxes.get(link) if inboxes else None
                     if box is None or not (box.delivery_ids or box.formats):
                         # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
                         largest = link.largest_message + form.payload_at
