@@ -14,12 +14,14 @@ from cpython.datetime cimport (
     datetime_day, datetime_hour, datetime_microsecond, datetime_minute, datetime_month, datetime_new, datetime_second,
     datetime_tzinfo, datetime_year, get_utc, import_datetime,
 )
+from cpython.contextvars cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
 from cpython.dict cimport PyDict_CheckExact, PyDict_Copy
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.list cimport PyList_CheckExact
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong, PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_Check, PyUnicode_CheckExact, PyUnicode_DecodeUTF8
+from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, INT64_MAX, UINT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove
 
@@ -1797,3 +1799,687 @@ cdef inline object receipt_of(batch, Py_ssize_t index):
     receipt._batch = batch
     receipt._index = index
     return receipt
+
+
+# ------------------------------------------------------- core/: the cache of a partition, its cursors, credit, account
+
+cdef type whole_chunk = None
+cdef int64_t shared_chunk = 0, first_ramp = 0, unknown_size = 0, sizes_kept = 1
+
+
+def hold_events(type chunk_class not None, int64_t shared):
+    """Set what the cache takes from `core/cache.py`.
+
+    Args:
+        chunk_class: The class of chunks, based on `PlainChunk`.
+        shared: The most messages in a chunk that several cursors read.
+    """
+    global whole_chunk, shared_chunk
+    if not issubclass(chunk_class, PlainChunk):
+        raise TypeError("the class of chunks must be based on that of the core")
+    whole_chunk, shared_chunk = chunk_class, shared
+
+
+def grant_credit(int64_t start, int64_t unknown, int64_t kept):
+    """Set the constants of `core/credit.py`.
+
+    Args:
+        start: The credit of a link before any size of a message is known.
+        unknown: What a message counts for then, in bytes.
+        kept: How many messages the recent maximum covers at least.
+    """
+    global first_ramp, unknown_size, sizes_kept
+    if kept < 1:
+        raise ValueError("the maximum is of a message at least")
+    first_ramp, unknown_size, sizes_kept = start, unknown, kept
+
+
+@cython.auto_pickle(False)
+cdef class PlainHand:
+    """The base of `_Hand` in the compiled build."""
+
+    cdef public int64_t first, size, until
+    cdef public list pieces
+
+
+@cython.auto_pickle(False)
+cdef class PlainChunk:
+    """The base of `_Chunk` in the compiled build."""
+
+    cdef public list raw
+    cdef public object items
+    cdef public int64_t size
+
+
+@cython.auto_pickle(False)
+cdef class PlainCache:
+    """The base of `EventCache` in the compiled build."""
+
+    cdef public object _ahead, _chunks, _found, _index, _number, _wrap
+    cdef public list _cursors
+    cdef public dict _hands
+    cdef public int64_t _found_from, _found_until, _start, _unread_by, count, end, in_hand, size
+
+    def append(self, list batch not None, int64_t size):
+        """Add a batch of so many bytes; return the streams to wake. The cache owns the list from now on."""
+        return self.add(batch, size)
+
+    cdef object add(self, list batch, int64_t size):
+        cdef Py_ssize_t count = len(batch)
+        if self._index is not None or self._chunks or not 0 < count <= shared_chunk:
+            return self._append(batch, size)
+        cdef PlainChunk chunk = whole_chunk.__new__(whole_chunk)
+        chunk.raw = batch
+        chunk.size = size
+        self._chunks.append(chunk)
+        self.end += count
+        self.count += count
+        self.size += size
+        return ()
+
+    @cython.nonecheck(True)
+    def _release(self, PlainHand hand):
+        """Hold what a cursor had in hand no more."""
+        self.release(hand)
+
+    @cython.nonecheck(True)
+    cdef int release(self, PlainHand hand) except -1:
+        del self._hands[hand]
+        self.in_hand -= hand.size
+        hand.size = 0
+        if hand.pieces:
+            self.processed(0, hand.pieces)
+            hand.pieces.clear()
+        return 0
+
+
+@cython.auto_pickle(False)
+cdef class PlainCursor:
+    """The base of `Cursor` in the compiled build."""
+
+    cdef public PlainCache _cache
+    cdef public PlainHand hand
+    cdef public bint _is_closed
+    cdef public int64_t position
+
+    @property
+    @cython.nonecheck(True)
+    def available(self):
+        """How many messages there are to read."""
+        return 0 if self._is_closed else self._cache.end - self.position
+
+    @cython.nonecheck(True)
+    def read(self, int64_t limit):
+        """Read the next items, at most `limit`; empty where there is none. What was read before is processed."""
+        if self._is_closed:
+            return ()
+        cdef PlainCache cache = self._cache
+        cdef PlainHand hand = self.hand
+        cdef PlainChunk head
+        cdef int64_t count, size
+        if hand in cache._hands:
+            cache.release(hand)
+        count = cache.end - self.position
+        if count > limit:
+            count = limit
+        if count <= 0:
+            return ()
+        if len(cache._cursors) != 1 or cache._ahead or cache._found or cache._hands or not cache._chunks:
+            return cache._read(self, limit)
+        head = cache._chunks[0]
+        if len(head.raw) != count or head.items is not None:
+            return cache._read(self, limit)
+        cache._chunks.popleft()
+        size = head.size
+        hand.first = self.position
+        hand.until = self.position = cache._start = hand.first + count
+        cache._hands[hand] = None
+        cache.count -= count
+        cache.size -= size
+        cache.in_hand += size
+        hand.size += size
+        return cache._wrap(head.raw)
+
+    @cython.nonecheck(True)
+    def settle(self):
+        """Record that what was read is processed, if there is nothing to read. Return whether that is so."""
+        cdef PlainCache cache = self._cache
+        if self.position < cache.end and not self._is_closed:
+            return False
+        if self.hand in cache._hands:
+            cache.release(self.hand)
+        return True
+
+
+cdef int64_t UNCHANGED = -INT64_MAX  # of `PlainCredit.granted`: the credit stays as it is
+
+
+@cython.auto_pickle(False)
+cdef class PlainCredit:
+    """The base of `CreditWindow` in the compiled build."""
+
+    cdef public int64_t _counted, _largest, _largest_before, _max_bytes, _max_events, _max_message_size, _most_ramp
+    cdef public int64_t _ramp, _total, allowance, credit
+    cdef public double _estimate, _mean
+    cdef public bint _strict
+    cdef public object left
+
+    def received(self, list batch not None):
+        """Count a received batch, and return its size in bytes."""
+        return self.count_batch(batch)
+
+    @cython.boundscheck(True)
+    cdef int64_t count_batch(self, list batch) except -1:
+        cdef int64_t count = len(batch), size = 0, largest = 0, each, left
+        cdef Py_ssize_t place
+        if not count:
+            return 0
+        for place in range(count):
+            each = len(batch[place])
+            size += each
+            if each > largest:
+                largest = each
+        self.credit = self.credit - count if self.credit > count else 0
+        self.allowance = self.allowance - count if self.allowance > count else 0
+        if self.left is not None:
+            left = self.left
+            self.left = left - count if left > count else 0
+        self._ramp = min(self._ramp + count, self._most_ramp)
+        self._total = min(self._total + count, sizes_kept)
+        self._mean += (<double>size / count - self._mean) * (<double>count / self._total if count < self._total else 1.0)
+        if largest > self._largest:
+            self._largest = largest
+        self._counted += count
+        if self._counted >= sizes_kept:
+            self._largest_before, self._largest, self._counted = self._largest, 0, 0
+        largest = max(self._largest, self._largest_before)
+        self._estimate = self._mean if self._mean > largest else <double>largest
+        return size
+
+    def grant(self, int64_t events_held, int64_t bytes_held, room=None, *, bint is_alone=True, bint recalls=False):
+        """Return the credit to set on the link, or None to leave it unchanged.
+
+        Args:
+            events_held: How many messages the cache holds.
+            bytes_held: Their size, in bytes.
+            room: Bytes that the cache may hold now, if that may be less than `max_bytes`; None if it is not limited.
+            is_alone: Whether an empty cache is granted one message even if `room` has none for it.
+            recalls: Whether credit for which there is no room is taken back.
+        """
+        cdef int64_t granted = self.granted(events_held, bytes_held, room, is_alone, recalls)
+        return None if granted == UNCHANGED else granted
+
+    cdef int64_t granted(self, int64_t events_held, int64_t bytes_held, room, bint is_alone, bint recalls) except? -1:
+        cdef int64_t most = self._max_bytes, limit, wanted, window = self._max_events, fitting
+        cdef double each
+        if room is not None:
+            limit = room
+            most = min(most, limit)
+        if bytes_held >= most:
+            if not self.credit:
+                return UNCHANGED
+            if not self._strict and bytes_held >= self._max_bytes:
+                self._ramp = first_ramp
+            self.credit = 0
+            return 0
+        each = <double>self._max_message_size if self._strict else self._estimate
+        if room is not None and not each:
+            each = <double>unknown_size
+        wanted = window - events_held
+        if each:
+            fitting = self.quotient(most - bytes_held, each)
+            wanted = min(wanted, fitting)
+            window = min(window, self.quotient(most, each))
+        if not self._strict:
+            wanted = min(wanted, self._ramp)
+            window = min(window, self._ramp)
+        if wanted < 1 and not events_held and is_alone:
+            wanted = 1
+        if self.left is not None:
+            limit = self.left
+            wanted = min(wanted, limit)
+            window = min(window, limit)
+        if wanted - self.credit < (window // 2 or 1) and not (recalls and wanted < self.credit):
+            return UNCHANGED
+        self.credit = wanted
+        if wanted > self.allowance:
+            self.allowance = wanted
+        return wanted
+
+    cdef int64_t quotient(self, int64_t size, double each) noexcept:
+        # No more than the window: an estimate may be so small that the quotient is no number of this size.
+        cdef double found = size / each
+        return self._max_events if found >= self._max_events else <int64_t>found
+
+
+@cython.auto_pickle(False)
+cdef class PlainBudget:
+    """The base of `BufferBudget` in the compiled build."""
+
+    cdef public int64_t _expected, _granted, _link_bytes, beyond, brake_at, held, max_bytes, received
+    cdef public bint _is_scarce_anew, _is_short, is_ample, is_braked
+    cdef public dict _accounts, _waiting
+    cdef public object _turns
+
+
+@cython.auto_pickle(False)
+cdef class PlainAccount:
+    """The base of `Account` in the compiled build."""
+
+    cdef public PlainBudget _budget
+    cdef public object adjust
+    cdef public int64_t _room, beyond, expected, held, received_at
+    cdef public bint is_closed, is_idle
+
+    @cython.nonecheck(True)
+    def received(self, int64_t size):
+        """Record that bytes arrived; return whether all may be added to the cache."""
+        return self.count_arrived(size)
+
+    @cython.nonecheck(True)
+    cdef bint count_arrived(self, int64_t size) except -1:
+        cdef PlainBudget budget = self._budget
+        budget.received += size
+        self.received_at = budget.received
+        self.is_idle = False
+        return budget.held - budget.beyond + size <= budget.max_bytes
+
+    @cython.nonecheck(True)
+    def holds(self, int64_t size):
+        """Record how many bytes the link holds; return whether `BufferBudget.settle` is to be called."""
+        return self.count_held(size)
+
+    @cython.nonecheck(True)
+    cdef bint count_held(self, int64_t size) except -1:
+        cdef PlainBudget budget = self._budget
+        budget.held += size - self.held
+        self.held = size
+        if self.beyond > size:
+            budget.beyond += size - self.beyond
+            self.beyond = size
+        return not budget.is_ample or budget.held >= budget.brake_at
+
+
+# ------------------------------------------------------------------------------------------ aio/wakeup.py: `Wakeup`
+
+cdef object current_task = None, cancelled_error = None, invalid_state = None, raise_in_loop = None
+
+
+def wake_tasks(task_of not None, type cancelled not None, type invalid not None, raising not None):
+    """Set what `Wakeup` takes from asyncio and `aio/wakeup.py`.
+
+    Args:
+        task_of: `asyncio.current_task`.
+        cancelled: `asyncio.CancelledError`.
+        invalid: `asyncio.InvalidStateError`.
+        raising: Raises what it is called with.
+    """
+    global current_task, cancelled_error, invalid_state, raise_in_loop
+    current_task, cancelled_error, invalid_state, raise_in_loop = task_of, cancelled, invalid, raising
+
+
+cdef enum:
+    PENDING = 0
+    CANCELLED = 1
+    FINISHED = 2
+    FAILED = 3
+
+
+@cython.auto_pickle(False)
+@cython.freelist(64)
+cdef class Wakeup:
+    """A future whose task goes on within the call that completes it. See the class of this name in Python."""
+
+    __class_getitem__ = classmethod(type(list[int]))
+
+    cdef object _loop, _outcome, _resume, _context, _later, _message, _traceback, __weakref__
+    cdef int _state
+    cdef bint _is_unseen
+    cdef public object _asyncio_future_blocking
+
+    def __init__(self, *, loop):
+        self._loop = loop
+        self._asyncio_future_blocking = False
+
+    def __repr__(self):
+        state = ("pending", "cancelled", "finished", "failed")[self._state]
+        return f"<{type(self).__name__} {state}>"
+
+    def __del__(self):
+        # As asyncio reports it of its futures: nobody has seen this error.
+        if self._is_unseen:
+            self._loop.call_exception_handler(
+                {
+                    "message": f"{type(self).__name__} exception was never retrieved",
+                    "exception": self._outcome,
+                    "future": self,
+                }
+            )
+
+    def get_loop(self):
+        """Return the event loop."""
+        return self._loop
+
+    def done(self):
+        """Return whether it is completed or cancelled."""
+        return self._state != PENDING
+
+    def cancelled(self):
+        """Return whether it is cancelled."""
+        return self._state == CANCELLED
+
+    cdef object made_cancelled(self):
+        error = cancelled_error() if self._message is None else cancelled_error(self._message)
+        return error
+
+    def result(self):
+        """Return the result, or raise what it was completed with."""
+        if self._state == FINISHED:
+            return self._outcome
+        if self._state == PENDING:
+            raise invalid_state("Result is not ready.")
+        if self._state == CANCELLED:
+            raise self.made_cancelled()
+        self._is_unseen = False
+        raise self._outcome.with_traceback(self._traceback)
+
+    def exception(self):
+        """Return the error that it was completed with; None where it has a result."""
+        if self._state == PENDING:
+            raise invalid_state("Exception is not set.")
+        if self._state == CANCELLED:
+            raise self.made_cancelled()
+        self._is_unseen = False
+        return self._outcome if self._state == FAILED else None
+
+    def add_done_callback(self, fn, *, context=None):
+        """Call a function when it is done: the first within `complete`."""
+        if context is None:
+            context = PyContext_CopyCurrent()
+        if self._state != PENDING:
+            self._loop.call_soon(fn, self, context=context)
+        elif self._resume is None and self._later is None:
+            self._resume, self._context = fn, context
+        elif self._later is None:
+            self._later = [(fn, context)]
+        else:
+            self._later.append((fn, context))
+
+    def remove_done_callback(self, fn):
+        """Call a function no more; return how many calls that were."""
+        cdef int removed = 0
+        if self._resume is not None and self._resume == fn:
+            self._resume = self._context = None
+            removed = 1
+        if self._later is not None:
+            kept = [each for each in self._later if each[0] != fn]
+            removed += len(self._later) - len(kept)
+            self._later = kept
+        return removed
+
+    def set_result(self, result):
+        """Complete it; the task that waits is run in the next turn."""
+        self.end_with(FINISHED, result)
+
+    def set_exception(self, exception):
+        """Complete it with an error; the task that waits is run in the next turn."""
+        if isinstance(exception, type):
+            exception = exception()
+        if type(exception) is StopIteration:
+            raise TypeError("StopIteration interacts badly with generators and cannot be raised into a Future")
+        self.end_with(FAILED, exception)
+        self._traceback = exception.__traceback__
+        self._is_unseen = True
+
+    def cancel(self, msg=None):
+        """Cancel it, if it is not done; return whether it was not."""
+        if self._state != PENDING:
+            return False
+        self._message = msg
+        self.end_with(CANCELLED, None)
+        return True
+
+    cdef int end_with(self, int state, outcome) except -1:
+        if self._state != PENDING:
+            raise invalid_state("invalid state")
+        self._state, self._outcome = state, outcome
+        resume, context = self._resume, self._context
+        self._resume = self._context = None
+        if resume is not None:
+            self._loop.call_soon(resume, self, context=context)
+        self.call_others()
+        return 0
+
+    cdef int call_others(self) except -1:
+        later, self._later = self._later, None
+        if later is not None:
+            for fn, context in later:
+                self._loop.call_soon(fn, self, context=context)
+        return 0
+
+    def complete(self, result):
+        """Set the result, and run the task that waits until it waits again. Does nothing where it is done.
+
+        Within another task this one is run in the next turn, as by `set_result`.
+        """
+        if self._state != PENDING:
+            return
+        self._state, self._outcome = FINISHED, result
+        resume, context = self._resume, self._context
+        self._resume = self._context = None
+        self.call_others()
+        if resume is None:
+            return
+        if current_task(self._loop) is not None:
+            self._loop.call_soon(resume, self, context=context)
+            return
+        try:
+            PyContext_Enter(context)
+        except RuntimeError:
+            # The callback runs in this very context, which the task's maker has given to both, and none is entered
+            # twice.
+            self._loop.call_soon(resume, self, context=context)
+            return
+        try:
+            resume(self)
+        except BaseException as error:
+            # A task raises these only, which end the loop: not the work of the caller, before that is done.
+            self._loop.call_soon(raise_in_loop, error)
+        finally:
+            PyContext_Exit(context)
+
+    def end(self, error):
+        """Complete it with None, or with an error, which is for the next turn. Does nothing where it is done."""
+        if error is None:
+            self.complete(None)
+        elif self._state == PENDING:
+            self.set_exception(error)
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._state == PENDING:
+            if self._asyncio_future_blocking:
+                raise RuntimeError("await wasn't used with future")
+            self._asyncio_future_blocking = True
+            return self
+        if self._state == FINISHED:
+            raise StopIteration(self._outcome)
+        self.result()
+
+
+# -------------------------------------------------------------------- consumer/link/feed.py: a feed and its readers
+
+cdef object short_message = None
+cdef Py_ssize_t large_message = 0
+
+
+def feed_events(Py_ssize_t large, shorten not None):
+    """Set what a feed takes from `consumer/link/feed.py`.
+
+    Args:
+        large: The size from which on a message is not kept for its place alone, in bytes.
+        shorten: Returns such a message without its body.
+    """
+    global short_message, large_message
+    short_message, large_message = shorten, large
+
+
+def received_events(origin, list messages not None):
+    """Return the events of received messages, all of one origin."""
+    cdef Py_ssize_t place, count = len(messages)
+    cdef list made = []
+    cdef EncodedEvent event
+    if whole_event is None:
+        raise TypeError("the class of events is not set")
+    for place in range(count):
+        event = (<type>whole_event).__new__(<type>whole_event)
+        event._raw = messages[place]
+        event._origin = origin
+        made.append(event)
+    return made
+
+
+@cython.auto_pickle(False)
+cdef class PlainFeed:
+    """The base of `PartitionFeed` in the compiled build."""
+
+    __class_getitem__ = classmethod(type(list[int]))
+
+    cdef public object _kept, _streams, facts, now
+    cdef public tuple _cursors, _plain
+    cdef public PlainCache _cache
+    cdef public PlainCredit _credit
+    cdef public PlainAccount account
+    cdef public PlainBudget _budget
+    cdef public bint _is_refusing, is_filling, is_stopped
+
+    @cython.boundscheck(True)
+    @cython.nonecheck(True)
+    def messages(self, list batch not None):
+        """Add a batch to the cache: one append and at most one wake-up, however many messages it has."""
+        cdef PlainCache cache = self._cache
+        cdef int64_t size
+        cdef bint is_read_alone
+        if self._is_refusing or not batch:
+            return
+        size = self._credit.count_batch(batch)
+        if self.account is not None and not self.account.count_arrived(size):
+            batch = self._kept_of(self.account, batch)
+            if not batch:
+                return
+            size = sum(map(len, batch))
+        woken = cache.add(batch, size)
+        facts, newest = self.facts, batch[len(batch) - 1]
+        facts.newest = newest if len(newest) <= large_message else short_message(newest)
+        if facts.first is None:
+            facts.first = short_message(batch[0]) if len(batch[0]) > large_message else batch[0]
+        facts.batches += 1
+        facts.received_at = facts.quiet_since = self.now()
+        facts.hub_answer = None
+        is_read_alone = len(self._cursors) == 1 and not self._streams
+        if not is_read_alone:
+            self.adjust_credit()
+        for cursor in self._plain:
+            cursor.arrived()
+        for stream in woken:
+            # One that the function of another has closed is not among them any more.
+            reader = self._streams.get(stream)
+            if reader is not None:
+                reader.arrived()
+        if is_read_alone and cache.count:
+            # It has adjusted the credit if it has taken all.
+            self.adjust_credit()
+
+    @cython.nonecheck(True)
+    def adjust_credit(self):
+        """Let the service send what there is room for. Called when messages were received, taken or given up."""
+        cdef bint is_due = False
+        cdef int64_t credit
+        if self.account is not None:
+            is_due = self.account.count_held(self._cache.size + self._cache.in_hand)
+        if len(self._cursors) > 1 or not (self.account is None or self._budget is None or self._budget.is_ample):
+            self._grant()
+        else:
+            self.is_filling = False
+            link = self._kept.link
+            if link is not None and not self.is_stopped:
+                credit = self._credit.granted(self._cache.count, self._cache.size, None, True, False)
+                if credit != UNCHANGED:
+                    link.set_credit(credit)
+        if is_due:
+            self._settle()
+
+    @cython.nonecheck(True)
+    def processed(self):
+        """Adjust the credit after something that is not in the cache any more was processed."""
+        if self.account is not None and self.account.count_held(self._cache.size + self._cache.in_hand):
+            self._grant()
+            self._settle()
+
+
+@cython.auto_pickle(False)
+cdef class PlainFeedCursor:
+    """The base of `FeedCursor` in the compiled build."""
+
+    __class_getitem__ = classmethod(type(list[int]))
+
+    cdef public object _cursor, _feed, _timer
+    cdef public Wakeup _waiter
+    cdef public PlainCache _cache
+    cdef public double _timer_at, _wait_until
+
+    @cython.nonecheck(True)
+    def take(self, limit):
+        """Take what is there, at most `limit` messages; empty where nothing is."""
+        cdef PlainCache cache = self._cache
+        cdef int64_t held = cache.count, in_hand = cache.in_hand
+        messages = self._cursor.read(limit)
+        if cache.count < held:
+            # Of several cursors only the last one to read makes room in the cache.
+            self._feed.adjust_credit()
+        elif cache.in_hand != in_hand:
+            self._feed.processed()
+        return messages
+
+    @cython.nonecheck(True)
+    def settle(self):
+        """Record that what was taken is processed, if there is nothing to take. Return whether that is so."""
+        cdef PlainCache cache = self._cache
+        cdef int64_t in_hand = cache.in_hand
+        if not self._cursor.settle():
+            return False
+        if cache.in_hand != in_hand:
+            self._feed.processed()
+        return True
+
+    def wait(self, timeout):
+        """Wait until there is something to take, the feed has ended, or `wake` is called. Await it at once;
+        False at the time-out."""
+        cdef Wakeup waiter = Wakeup.__new__(Wakeup)
+        feed = self._feed
+        waiter._loop = feed.loop
+        waiter._asyncio_future_blocking = False
+        if self._cursor.available or feed.error is not None:
+            waiter._state, waiter._outcome = FINISHED, True
+            return waiter
+        self._waiter = waiter
+        if timeout is None:
+            self._wait_until = INFINITY
+            return waiter
+        # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
+        self._wait_until = feed.now() + timeout
+        if self._timer is None or self._timer_at > self._wait_until:
+            self._set_timer()
+        return waiter
+
+    def arrived(self):
+        """End a wait, as there is something to take: the task that waits takes it within this call, if it may."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            waiter.complete(True)

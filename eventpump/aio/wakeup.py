@@ -5,37 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eventpump.compiled import core
 
 _T = TypeVar("_T")
 
 
-class Wakeup(asyncio.Future[_T]):
+class WakeupInPython(asyncio.Future[_T]):
     """What one task waits for, as for any future; `complete` runs the task at once where no other task runs.
 
     A future has its task run in the next turn of the event loop. Where a callback of the loop completes it, as that
     of a socket does, that is one more turn, in which nothing else is done. The task is run as the loop would run it:
     with its own context variables, as the current task, until it waits for something else.
 
-    Await it at once; only one task may. `resumes` has to be set to None when it is made: the class has no
-    constructor, because one is made for each wait.
+    Await it at once; only one task may. In the compiled build `Wakeup` is a class of the core, which does the same.
     """
 
-    __slots__ = ("resumes",)
+    __slots__ = ("_resumes",)
 
-    resumes: tuple[Callable[[Any], object], Context] | None
-    """What the task that waits has asked to be called, and in which context."""
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._resumes: tuple[Callable[[Any], object], Context] | None = None
 
     def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
-        if self.resumes is None and not self.done():
-            self.resumes = fn, copy_context() if context is None else context
+        if self._resumes is None and not self.done():
+            self._resumes = fn, copy_context() if context is None else context
         else:
             super().add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
         removed = super().remove_done_callback(fn)
-        if self.resumes is not None and self.resumes[0] == fn:
-            self.resumes = None
+        if self._resumes is not None and self._resumes[0] == fn:
+            self._resumes = None
             removed += 1
         return removed
 
@@ -61,7 +63,7 @@ class Wakeup(asyncio.Future[_T]):
             return
         super().set_result(result)
         # Taken at once: a signal handler may cancel the task between any two of the calls here.
-        resumes, self.resumes = self.resumes, None
+        resumes, self._resumes = self._resumes, None
         if resumes is None:
             return
         resume, context = resumes
@@ -78,7 +80,7 @@ class Wakeup(asyncio.Future[_T]):
             # A task raises these only, which end the loop: not the work of the caller, before that is done.
             self.get_loop().call_soon(_raise, error)
 
-    def end(self: Wakeup[None], error: BaseException | None) -> None:
+    def end(self: WakeupInPython[None], error: BaseException | None) -> None:
         """Complete it with None, or with an error, which is for the next turn. Does nothing where it is done."""
         if error is None:
             self.complete(None)
@@ -86,10 +88,17 @@ class Wakeup(asyncio.Future[_T]):
             self.set_exception(error)
 
     def _resume_later(self) -> None:
-        if self.resumes is not None:
-            (resume, context), self.resumes = self.resumes, None
+        if self._resumes is not None:
+            (resume, context), self._resumes = self._resumes, None
             self.get_loop().call_soon(resume, self, context=context)
 
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+if TYPE_CHECKING or core is None:
+    Wakeup = WakeupInPython
+else:
+    core.wake_tasks(asyncio.current_task, asyncio.CancelledError, asyncio.InvalidStateError, _raise)
+    Wakeup = core.Wakeup

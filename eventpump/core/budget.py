@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from eventpump.compiled import based_on_core
+
 _GRANTED = 0.75
 """The part of the budget that is held or expected, by estimated sizes. The rest is for messages that are larger."""
 
@@ -14,10 +16,14 @@ _BRAKE_AT = 0.875
 _LENT = 0.875
 """The part of what the others leave free that one link may use beyond its share. The rest is for links that wake up."""
 
+_MOST = 2**48
+"""No budget is larger, so that the compiled core can count those of all links with 64 bits."""
+
 _LOOKED_AT = 4
 """How many links are looked at, whether they are idle, each time that one has less room than it could use."""
 
 
+@based_on_core("PlainBudget")
 class BufferBudget:
     """Divides a budget of bytes among the links of a host.
 
@@ -67,6 +73,7 @@ class BufferBudget:
     def __init__(self, max_bytes: int, link_bytes: int) -> None:
         if max_bytes < 1 or link_bytes < 1:
             raise ValueError("a budget needs room for one byte")
+        max_bytes, link_bytes = min(max_bytes, _MOST), min(link_bytes, _MOST)
         self.max_bytes = max_bytes
         """The budget."""
         self.held = 0
@@ -170,6 +177,7 @@ class BufferBudget:
         return found
 
 
+@based_on_core("PlainAccount")
 class Account:
     """What one link of a host holds. Made by `BufferBudget.open`."""
 

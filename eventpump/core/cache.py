@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+from eventpump.compiled import based_on_core, core
 from eventpump.core.streams import Match, Piece, Selection, StreamCursor, StreamIndex
 
 _T = TypeVar("_T")
@@ -18,6 +19,7 @@ _SHARED_CHUNK = 256
 """The most messages in a chunk that several cursors read: one that is read is freed in such steps."""
 
 
+@based_on_core("PlainChunk")
 class _Chunk(Generic[_T]):
     """Messages that came together, their size, and the items made of them where several cursors read them."""
 
@@ -29,6 +31,7 @@ class _Chunk(Generic[_T]):
         self.items: tuple[_T, ...] | None = None
 
 
+@based_on_core("PlainHand")
 class _Hand:
     """What a cursor that reads all messages has in hand: from one position to before another.
 
@@ -46,6 +49,7 @@ class _Hand:
         self.pieces: list[Piece] = []
 
 
+@based_on_core("PlainCache")
 class EventCache(Generic[_T]):
     """Encoded messages in order, kept until every cursor has passed them.
 
@@ -120,6 +124,17 @@ class EventCache(Generic[_T]):
 
     def append(self, batch: list[bytes], size: int) -> Iterable[StreamCursor[_T]]:
         """Add a batch of so many bytes; return the streams to wake. The cache owns the list from now on."""
+        count = len(batch)
+        if self._index is not None or self._chunks or not 0 < count <= _SHARED_CHUNK:
+            return self._append(batch, size)
+        self._chunks.append(_Chunk(batch, size))
+        self.end += count
+        self.count += count
+        self.size += size
+        return ()
+
+    def _append(self, batch: list[bytes], size: int) -> Iterable[StreamCursor[_T]]:
+        """Add a batch to others, for streams, or in several chunks."""
         count = len(batch)
         if not count:
             return ()
@@ -496,6 +511,7 @@ class EventCache(Generic[_T]):
         return count, size
 
 
+@based_on_core("PlainCursor")
 class Cursor(Generic[_T]):
     """One subscriber's position in a cache."""
 
@@ -551,3 +567,7 @@ class Cursor(Generic[_T]):
         if not self._is_closed:
             self._is_closed = True
             self._cache._remove(self)  # noqa: SLF001 - as above
+
+
+if core is not None:
+    core.hold_events(_Chunk, _SHARED_CHUNK)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from eventpump.compiled import based_on_core, core
+
 START = 32
 """The credit of a link before any message size is known."""
 
 UNKNOWN_SIZE = 1024
 """What a message counts for before any was received, where the room of a link is limited; in bytes."""
 
+_MOST = 2**48
+"""No bound is higher, so that the compiled core can count with 64 bits."""
+
 _SIZES_KEPT = 1024
 """The recent maximum covers at least this many messages, and at most twice as many."""
 
 
+@based_on_core("PlainCredit")
 class CreditWindow:
     """Grants link credit for the free space of a cache that is bounded in events and in bytes.
 
@@ -59,8 +65,8 @@ class CreditWindow:
     def __init__(self, max_events: int, max_bytes: int, *, strict: bool = False, left: int | None = None) -> None:
         if max_events < 1 or max_bytes < 1:
             raise ValueError("a window needs room for one event and one byte")
-        self._max_events = max_events
-        self._max_bytes = max_bytes
+        self._max_events = max_events = min(max_events, _MOST)
+        self._max_bytes = max_bytes = min(max_bytes, _MOST)
         self._strict = strict
         self._max_message_size = max_bytes
         self._ramp = START
@@ -84,7 +90,7 @@ class CreditWindow:
         Args:
             max_message_size: In bytes; 0 if the link has no limit.
         """
-        self._max_message_size = max_message_size or self._max_bytes
+        self._max_message_size = min(max_message_size, _MOST) or self._max_bytes
         self.credit = self.allowance = 0
 
     def link_ended(self) -> None:
@@ -186,3 +192,7 @@ class CreditWindow:
             return None
         self.credit = 0
         return 0
+
+
+if core is not None:
+    core.grant_credit(START, UNKNOWN_SIZE, _SIZES_KEPT)

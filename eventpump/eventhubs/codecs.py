@@ -11,10 +11,12 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 from eventpump.errors import ConfigurationError, DecodeError, EventError
-from eventpump.eventhubs.events import EventData, ReceivedEvent, copy_of, no_event
+from eventpump.eventhubs.events import EventData, ReceivedEvent, copy_of, no_event, received_events
 from eventpump.texts import excerpt
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -219,6 +221,16 @@ class _FailedError(Exception):
 def event_maker(codecs: Sequence[PayloadCodec], partition_id: str | None) -> Callable[[bytes, object], ReceivedEvent]:
     """Return what makes events of received messages and their origin; without codecs it is the class itself."""
     return DecodedEvents(codecs, partition_id) if codecs else ReceivedEvent
+
+
+def events_maker(
+    codecs: Sequence[PayloadCodec], partition_id: str | None, origin: object
+) -> Callable[[list[bytes]], list[ReceivedEvent]]:
+    """Return what makes the events of received messages, all of one origin."""
+    if not codecs:
+        return partial(received_events, origin)
+    made = DecodedEvents(codecs, partition_id)
+    return lambda messages: list(map(made, messages, repeat(origin)))
 
 
 class _DecodedEvent(ReceivedEvent):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
+from itertools import repeat
 from typing import Any, Final, Self, TypedDict
 
 from eventpump.amqp.codec import AmqpDecodeError
@@ -1024,3 +1025,11 @@ def without_body(raw: bytes) -> bytes:
     except (AmqpDecodeError, EventError):
         pass
     return raw
+
+
+def received_events_in_python(origin: object, messages: list[bytes]) -> list[ReceivedEvent]:
+    """Return the events of received messages, all of one origin."""
+    return list(map(ReceivedEvent, messages, repeat(origin)))
+
+
+received_events = received_events_in_python if core is None else core.received_events

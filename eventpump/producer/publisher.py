@@ -98,7 +98,6 @@ class _Waiters(Generic[_T]):
     def add(self) -> Wakeup[_T]:
         """Return the future outcome for one more caller, which calls `remove` if it waits no longer."""
         waiter: Wakeup[_T] = Wakeup(loop=asyncio.get_running_loop())
-        waiter.resumes = None
         self.tries[waiter] = 0
         return waiter
 

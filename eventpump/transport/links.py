@@ -349,7 +349,6 @@ class ClientSendLink(ClientLink):
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """See `SendLink`."""
         outcome = _Outcome(loop=self._loop)
-        outcome.resumes = None
         outcome.posted = posted = self.post(message, outcome.end, message_format=message_format, on_sent=on_sent)
         try:
             await outcome

@@ -9,14 +9,17 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import os
 import pickle
 import re
+import subprocess
 import sys
 import threading
 import tracemalloc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
 from io import BytesIO
@@ -24,7 +27,7 @@ from math import inf, nan
 from random import Random
 from time import monotonic
 from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import psutil  # type: ignore[import-untyped]  # it comes without types
@@ -36,11 +39,15 @@ from eventpump.amqp.message import Data, Message
 from eventpump.amqp.performatives import Transfer, decode_performative
 from eventpump.amqp.receiver import Form, form_of
 from eventpump.amqp.types import Char, Decimal32, Float, Int, Symbol, Timestamp, UByte, UInt, ULong
+from eventpump.consumer.link.feed import FeedCursor
+from eventpump.core.budget import Account, BufferBudget
+from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.router import HashRouter, RingRouter, RoundRobinRouter
 from eventpump.core.status import BatchState
 from eventpump.eventhubs import events as module
 from eventpump.eventhubs import sealing
 from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.events import received_events, received_events_in_python
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, number_events_in_python, pieces_of_in_python
@@ -1255,7 +1262,8 @@ INSTANCES: dict[str, tuple[type, Callable[[Any], Any]]] = {
     "PlainReceipt": (DeliveryReceipt, lambda kind: kind(Batch("0", 900, idempotent=False, stamped=False), 0)),
     "PlainIntake": (Intake, _intake),
 }
-"""By the name of the compiled part: the whole class, and what makes an instance of it or of its reference."""
+"""Of what users may copy or pickle, by the name of the compiled part: the whole class, and what makes an instance of it
+or of its reference."""
 
 
 class _Pickler(pickle.Pickler):
@@ -1342,7 +1350,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 """What any object can be asked for."""
 
 
-@pytest.mark.parametrize("name", core.references if core else [])
+@pytest.mark.parametrize("name", INSTANCES if core else [])
 def test_object_is_copied_pickled_and_shown_as_the_reference(name: str) -> None:
     """An instance of each class and of users' subclasses: the same result or error, and pickles cross the builds."""
     whole, make = INSTANCES[name]
@@ -1470,3 +1478,69 @@ def test_signatures_are_those_of_the_reference(kind: type) -> None:
 
     assert inspect.signature(Plain) == inspect.signature(reference)
     assert list(inspect.signature(Other).parameters) == ["other"]
+
+
+# ------------------------------------------------------------------------------- EventCache, CreditWindow, BufferBudget
+
+
+@pytest.mark.timeout(1800)
+def test_cache_credit_and_accounts_are_those_of_the_reference(pytestconfig: pytest.Config) -> None:
+    """What cursors, streams, the credit and the accounts return and hold is the same in random histories."""
+    count = 20_000 if pytestconfig.getoption("--long") else 1_000
+    arguments = [sys.executable, "-m", "tests.unit.held_histories", str(seed_of_today()), str(count)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENTPUMP_")}
+    ours = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+    theirs = subprocess.run(
+        arguments, env=environment | {compiled.PURE: "1"}, capture_output=True, text=True, check=True
+    )
+    lines = ours.stdout.splitlines()
+    assert len(lines) == count
+    for line, expected in zip(lines, theirs.stdout.splitlines(), strict=True):
+        assert line == expected
+
+
+def test_events_received_are_those_of_the_reference() -> None:
+    """They are of the same class, have the same message and origin, and are read alike."""
+    raw = ReceivedEvent.build(b"x", offset="7", sequence_number=5, enqueued_time=datetime(2026, 1, 1, tzinfo=UTC)).raw
+    (found,), (expected,) = received_events(("a", 1), [raw]), received_events_in_python(("a", 1), [raw])
+    assert type(found) is type(expected) is ReceivedEvent
+    assert (found.raw, found.origin, found.sequence_number) == (expected.raw, expected.origin, expected.sequence_number)
+    assert received_events(None, []) == []
+    for unsound in (None, (raw,)):
+        with pytest.raises(TypeError):
+            received_events(None, cast("list[bytes]", unsound))
+
+
+@pytest.mark.parametrize("value", [None, [], {}, (), object()], ids=repr)
+def test_cache_whose_parts_are_replaced_reads_nothing_else(value: object) -> None:
+    """Private attributes can be set: what they are is looked at before each use."""
+    parts: list[tuple[Any, tuple[str, ...]]] = [
+        (EventCache, ("_ahead", "_chunks", "_cursors", "_found", "_hands", "_index", "_wrap")),
+        (Cursor, ("_cache", "hand")),
+        (Account, ("_budget",)),
+        (FeedCursor, ("_cache", "_cursor", "_feed", "_timer", "_waiter")),
+    ]
+    for kind, names in parts:
+        for name in names:
+            cache: EventCache[bytes] = EventCache(list)
+            cursor, account = cache.cursor(), BufferBudget(100, 10).open(lambda: None)
+            reader: FeedCursor[bytes] = FeedCursor(cast("Any", SimpleNamespace(processed=list)), cursor, cache)
+            for each in (cache, cursor, account, reader):
+                if type(each) is kind:
+                    with suppress(TypeError):
+                        setattr(each, name, value)
+            calls: list[Callable[[], object]] = [
+                lambda: cache.append([b"x"], 1),  # noqa: B023 - called below
+                lambda: cursor.available,  # noqa: B023
+                lambda: cursor.read(1),  # noqa: B023
+                lambda: reader.take(1),  # noqa: B023
+                lambda: cursor.settle(),  # noqa: B023
+                lambda: reader.settle(),  # noqa: B023
+                lambda: reader.wait(None),  # noqa: B023
+                lambda: reader.arrived(),  # noqa: B023
+                lambda: account.received(1),  # noqa: B023
+                lambda: account.holds(1),  # noqa: B023
+            ]
+            for call in calls:
+                with suppress(AttributeError, TypeError, IndexError, KeyError):
+                    call()

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from eventpump.aio.tasks import resolve
 from eventpump.aio.wakeup import Wakeup
 from eventpump.clock import clock_of
+from eventpump.compiled import based_on_core, core
 from eventpump.consumer.link.kept_link import FeedFullError, KeptLink, LinkFacts
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
@@ -29,6 +30,7 @@ LARGE = 4096
 """The size in bytes from which on a message is not kept for its place alone: its body is left out then."""
 
 
+@based_on_core("PlainFeed")
 class PartitionFeed(Generic[_T]):
     """Receives one partition: the sink of a `KeptLink`, and its cache.
 
@@ -44,6 +46,29 @@ class PartitionFeed(Generic[_T]):
             it raises counts as a failure of the link.
         on_trouble: Called when the link fails, with the seconds until it is opened again; None if it is not.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_budget",
+        "_cache",
+        "_credit",
+        "_cursors",
+        "_free_bytes",
+        "_free_events",
+        "_is_refusing",
+        "_kept",
+        "_on_attached",
+        "_plain",
+        "_settings",
+        "_streams",
+        "account",
+        "error",
+        "facts",
+        "is_filling",
+        "is_stopped",
+        "loop",
+        "now",
+    )
 
     def __init__(
         self,
@@ -257,7 +282,7 @@ class PartitionFeed(Generic[_T]):
 
         Those that wait for it take it within this call, if that is made by a callback of the event loop.
         """
-        if self._is_refusing:
+        if self._is_refusing or not batch:
             return
         cache = self._cache
         size = self._credit.received(batch)
@@ -387,6 +412,7 @@ class PartitionFeed(Generic[_T]):
         self.adjust_credit()
 
 
+@based_on_core("PlainFeedCursor")
 class FeedCursor(Generic[_T]):
     """One reader's place in a feed."""
 
@@ -457,7 +483,6 @@ class FeedCursor(Generic[_T]):
         # No coroutine around the future: this is called for each batch.
         feed = self._feed
         waiter: Wakeup[bool] = Wakeup(loop=feed.loop)
-        waiter.resumes = None
         if self._cursor.available or feed.error is not None:
             waiter.set_result(True)
             return waiter
@@ -530,3 +555,7 @@ class FeedStream(FeedCursor[_T]):
 def as_received(messages: list[bytes]) -> list[bytes]:
     """Return the messages as they are, for cursors that read encoded messages."""
     return messages
+
+
+if core is not None:
+    core.feed_events(LARGE, without_body)

@@ -6,12 +6,11 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
-from itertools import repeat
 
 from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.consumer.record.continuity import check_hub
 from eventpump.core.budget import Account, BufferBudget
-from eventpump.eventhubs.codecs import event_maker
+from eventpump.eventhubs.codecs import events_maker
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent, number_of
 from eventpump.interfaces import ConsumerScope, HubProperties, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
@@ -89,12 +88,11 @@ class FeedMaker:
         spec = replace(self.spec, position=position)
         if consumer_group is not None:
             spec = replace(spec, consumer_group=consumer_group, owner_level=None)
-        made = event_maker(self.settings.decode or (), spec.partition_id)
         feed: PartitionFeed[ReceivedEvent] = PartitionFeed(
             self._transport,
             spec,
             self.settings,
-            wrap=lambda messages: list(map(made, messages, repeat(origin))),
+            wrap=events_maker(self.settings.decode or (), spec.partition_id, origin),
             number=number_of,
             rng=self._rng,
             budget=self._budget,

@@ -9,15 +9,18 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from eventpump.aio.wakeup import Wakeup
+from eventpump.aio.wakeup import Wakeup, WakeupInPython
 
 _NAME: ContextVar[str] = ContextVar("name", default="none")
 
 
-def _wakeup() -> Wakeup[bool]:
-    made: Wakeup[bool] = Wakeup(loop=asyncio.get_running_loop())
-    made.resumes = None
-    return made
+Make = Callable[[], Wakeup[bool]]
+
+
+@pytest.fixture(params=dict.fromkeys((Wakeup, WakeupInPython)), ids=lambda kind: kind.__module__)
+def make(request: pytest.FixtureRequest) -> Make:
+    """Make one of either build, where there are two."""
+    return lambda: request.param(loop=asyncio.get_running_loop())
 
 
 async def _waits(made: Wakeup[bool], steps: list[object]) -> None:
@@ -51,9 +54,9 @@ async def _called(*calls: object) -> None:
     await done
 
 
-async def test_complete_in_a_callback_runs_the_task_within_the_call() -> None:
+async def test_complete_in_a_callback_runs_the_task_within_the_call(make: Make) -> None:
     """As itself, with its own context variables, until it waits again; and the callback keeps its own."""
-    made, steps = _wakeup(), list[object]()
+    made, steps = make(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
     await _called(_complete(made), lambda: steps.append((_NAME.get(), asyncio.current_task())), _complete(made))
@@ -62,9 +65,9 @@ async def test_complete_in_a_callback_runs_the_task_within_the_call() -> None:
     assert steps[3:] == ["later"]
 
 
-async def test_complete_in_a_task_leaves_the_other_for_the_next_turn() -> None:
+async def test_complete_in_a_task_leaves_the_other_for_the_next_turn(make: Make) -> None:
     """Two tasks cannot run within each other."""
-    made, steps = _wakeup(), list[object]()
+    made, steps = make(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
     made.complete(True)
@@ -73,9 +76,9 @@ async def test_complete_in_a_task_leaves_the_other_for_the_next_turn() -> None:
     assert steps == [True, ("the task's", True), "later"]
 
 
-async def test_set_result_is_for_the_next_turn_everywhere() -> None:
+async def test_set_result_is_for_the_next_turn_everywhere(make: Make) -> None:
     """It is a future: nothing runs within the call."""
-    made, steps = _wakeup(), list[object]()
+    made, steps = make(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
     await _called(lambda: made.set_result(False), lambda: steps.append("callback"))
@@ -84,9 +87,9 @@ async def test_set_result_is_for_the_next_turn_everywhere() -> None:
 
 
 @pytest.mark.parametrize("is_completed", [False, True])
-async def test_cancelled_task_ends_once(is_completed: bool) -> None:
+async def test_cancelled_task_ends_once(make: Make, is_completed: bool) -> None:
     """Before the wait is over, or in the turn in which it is: it is not lost, and what comes later changes nothing."""
-    made, steps = _wakeup(), list[object]()
+    made, steps = make(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
     calls = [_complete(made), task.cancel] if is_completed else [task.cancel, _complete(made)]
@@ -99,7 +102,7 @@ async def test_cancelled_task_ends_once(is_completed: bool) -> None:
 async def test_task_that_a_signal_cancels_within_complete_ends_once() -> None:
     """As by Ctrl-C, whose handler runs between two calls of `complete`: that raises nothing in what completes it."""
 
-    class Interrupted(Wakeup[bool]):
+    class Interrupted(WakeupInPython[bool]):
         __slots__ = ("is_interrupted",)
         is_interrupted: bool
 
@@ -110,7 +113,7 @@ async def test_task_that_a_signal_cancels_within_complete_ends_once() -> None:
             return super().get_loop()
 
     made, steps = Interrupted(loop=asyncio.get_running_loop()), list[object]()
-    made.resumes, made.is_interrupted = None, False
+    made.is_interrupted = False
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
     before = signal.signal(signal.SIGINT, lambda *_: task.cancel())
@@ -124,9 +127,9 @@ async def test_task_that_a_signal_cancels_within_complete_ends_once() -> None:
     assert steps == ["cancelled"]
 
 
-async def test_error_is_for_the_next_turn() -> None:
+async def test_error_is_for_the_next_turn(make: Make) -> None:
     """It is a future: an error ends the wait as well, and nothing runs within the call."""
-    made, steps = _wakeup(), list[object]()
+    made, steps = make(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
     await _called(lambda: made.set_exception(ValueError("no")), lambda: steps.append("callback"))
@@ -135,9 +138,9 @@ async def test_error_is_for_the_next_turn() -> None:
     assert steps == ["callback"]
 
 
-async def test_complete_within_the_context_of_the_task_that_waits_loses_no_wake_up() -> None:
+async def test_complete_within_the_context_of_the_task_that_waits_loses_no_wake_up(make: Make) -> None:
     """A context cannot be entered twice: the task goes on in the next turn."""
-    made, steps, context = _wakeup(), list[object](), copy_context()
+    made, steps, context = make(), list[object](), copy_context()
     task = asyncio.create_task(_waits(made, steps), context=context)
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(made.complete, True, context=context)
@@ -145,29 +148,29 @@ async def test_complete_within_the_context_of_the_task_that_waits_loses_no_wake_
     assert steps == [True, ("the task's", True), "later"]
 
 
-async def test_task_that_begins_to_wait_after_the_end_does_not_wait() -> None:
+async def test_task_that_begins_to_wait_after_the_end_does_not_wait(make: Make) -> None:
     """What is done already is done."""
-    made = _wakeup()
+    made = make()
     made.complete(True)
     assert await made
 
 
-async def test_timeout_ends_the_wait() -> None:
+async def test_timeout_ends_the_wait(make: Make) -> None:
     """A caller that wraps it in a wait with a time-out gets the time-out, and what is completed later runs nothing."""
-    made = _wakeup()
+    made = make()
     _, pending = await asyncio.wait({made}, timeout=1)
     assert pending == {made}
     await _called(_complete(made))
     assert made.result()
 
 
-def test_exit_in_the_task_ends_the_loop_and_not_the_caller() -> None:
+def test_exit_in_the_task_ends_the_loop_and_not_the_caller(make: Make) -> None:
     """What is to be done after the call is done: a SystemExit is raised by a callback of its own."""
     steps: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
     async def main() -> None:
-        made = _wakeup()
+        made = make()
 
         async def exits() -> None:
             await made
