@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eventpump.amqp.connection import Connection
 from eventpump.net.route import Route, open_stream
-from eventpump.net.stream import BufferedReads, ConnectionHandler, ConnectionProtocol
+from eventpump.net.stream import ConnectionHandler, ConnectionProtocol
 
 
 async def dial(connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
@@ -18,8 +18,4 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
             route,
             max_message=websocket.FRAMES_PER_MESSAGE * connection.config.max_frame_size,
         )
-    protocol = ConnectionProtocol(connection, handler)
-    if route.tls is None:
-        return await open_stream(lambda: protocol, route, under=protocol.reads_from)
-    await open_stream(lambda: BufferedReads(protocol), route, under=protocol.reads_from)
-    return protocol
+    return await open_stream(lambda: ConnectionProtocol(connection, handler), route)

@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net.addresses import connect
 from eventpump.net.stream import reason_of
+from eventpump.net.tls import secure
 from eventpump.net.tunnel import TunnelHandshake, TunnelProtocol
 from eventpump.options.connection import ProxySettings
 
@@ -61,14 +62,8 @@ class _BeforeTls(asyncio.Protocol):
         cast("asyncio.ReadTransport", transport).pause_reading()  # uvloop's is of no such class
 
 
-async def open_stream(
-    make: Callable[[], _P], route: Route, *, under: Callable[[asyncio.ReadTransport], None] | None = None
-) -> _P:
+async def open_stream(make: Callable[[], _P], route: Route) -> _P:
     """Connect a protocol to the service, for its bytes to go on TCP or TLS. Cancelled, no stream is left.
-
-    Args:
-        under: Called with the transport that the stream, or the TLS on it, reads from. While that is paused nothing is
-            read; a paused TLS transport only decrypts nothing, and reads on.
 
     Raises:
         ServiceError: It cannot connect; the text says which step failed.
@@ -79,22 +74,21 @@ async def open_stream(
         with _converted(f"{route.host}:{route.port}"):
             connected = await _connect(route.host, route.port)
             if route.tls is None:
-                plain, protocol = await loop.create_connection(make, sock=connected)
-                if under is not None:
-                    under(plain)
+                _, protocol = await loop.create_connection(make, sock=connected)
                 return protocol
             stream, _ = await loop.create_connection(_BeforeTls, sock=connected)
-            return await _secured(stream, make(), route, under)
+            return await _secured(stream, make(), route.tls, route.host, str(route))
     handshake = TunnelHandshake(proxy, route.host, route.port)
-    with _converted(f"the proxy {proxy.host}:{proxy.port}"):
+    to_proxy = f"the proxy {proxy.host}:{proxy.port}"
+    with _converted(to_proxy):
         connected = await _connect(proxy.host, proxy.port)
-        to_proxy, tunnel = await loop.create_connection(
-            lambda: TunnelProtocol(handshake),
-            sock=connected,
-            ssl=route.proxy_tls if proxy.use_tls else None,
-            server_hostname=proxy.host if proxy.use_tls else None,
-        )
-    _log_tls(to_proxy, f"the proxy {proxy.host}:{proxy.port}")
+        tunnel = TunnelProtocol(handshake)
+        if not proxy.use_tls:
+            await loop.create_connection(lambda: tunnel, sock=connected)
+        else:
+            assert route.proxy_tls is not None
+            stream, _ = await loop.create_connection(_BeforeTls, sock=connected)
+            await _secured(stream, tunnel, route.proxy_tls, proxy.host, to_proxy)
     stream = await tunnel.opened()
     _log.debug("the proxy %s:%d opened a tunnel to %s:%d", proxy.host, proxy.port, route.host, route.port)
     protocol = make()
@@ -102,25 +96,20 @@ async def open_stream(
         stream.set_protocol(protocol)
         protocol.connection_made(stream)
         stream.resume_reading()
-        if under is not None:
-            under(stream)
         return protocol
     with _converted(str(route)):
-        return await _secured(stream, protocol, route, under)
+        return await _secured(stream, protocol, route.tls, route.host, str(route))
 
 
 async def _secured(
-    stream: asyncio.Transport, protocol: _P, route: Route, under: Callable[[asyncio.ReadTransport], None] | None
+    stream: asyncio.Transport, protocol: _P, context: ssl.SSLContext, server_hostname: str, where: str
 ) -> _P:
     """Begin TLS on a stream, and connect the protocol to it."""
-    assert route.tls is not None
-    secured = await asyncio.get_running_loop().start_tls(stream, protocol, route.tls, server_hostname=route.host)
-    if secured is None:
-        raise ConnectionLostError(f"cannot connect to {route}: the stream ended")
-    _log_tls(secured, str(route))
+    secured = await secure(stream, protocol, context, server_hostname)
+    if _log.isEnabledFor(logging.DEBUG):
+        tls = secured.get_extra_info("ssl_object")
+        _log.debug("TLS established with %s: %s, %s", where, tls.version(), tls.cipher()[0])
     protocol.connection_made(secured)
-    if under is not None:
-        under(stream)
     return protocol
 
 
@@ -131,12 +120,6 @@ async def _connect(host: str, port: int) -> socket.socket:
         with contextlib.suppress(OSError):  # the peer may have reset it already
             _log.debug("connected to %s:%d at %s", host, port, connected.getpeername()[0])
     return connected
-
-
-def _log_tls(stream: asyncio.BaseTransport, where: str) -> None:
-    secured = stream.get_extra_info("ssl_object")
-    if secured is not None and _log.isEnabledFor(logging.DEBUG):
-        _log.debug("TLS established with %s: %s, %s", where, secured.version(), secured.cipher()[0])
 
 
 @contextlib.contextmanager
@@ -152,6 +135,6 @@ def _converted(where: str) -> Iterator[None]:
     except ssl.SSLError as error:
         raise ConnectionLostError(f"cannot connect to {where}: {reason_of(error)}") from error
     except OSError as error:
-        # asyncio gives no reason where the peer closes in the handshake.
+        # There is no reason where the peer closes in the handshake.
         reason = "it was closed in the TLS handshake" if type(error) is ConnectionResetError and not error.args else ""
         raise ConnectionLostError(f"cannot connect to {where}: {reason or reason_of(error)}") from error

@@ -27,11 +27,12 @@ and their pages be fetched again for the next one, which costs more than to copy
 _FEW = 64
 """Pieces that are divided into chunks at most: more of them are small, and to measure each costs more than it saves."""
 _READ_BUFFER = 64 * 1024
-"""Bytes of the buffer for reads over TLS, at first."""
+"""Bytes of the buffer for reads over asyncio's TLS, at first."""
 _RECORD = 16 * 1024
 """The most bytes of a TLS record (RFC 8446, 5.1)."""
 _FEW_BYTES = 64 * 1024
-"""A read of fewer has emptied the socket: asyncio and uvloop read up to four times as many at once."""
+"""A read of fewer has emptied the socket: asyncio and uvloop read up to four times as many at once, and so does TLS,
+whose pieces have as many (`tls.PIECE`)."""
 _READ_STOP = 8 * 1024 * 1024
 """Unsent bytes above which a peer that does not read is not read either, as answers would pile up without bound."""
 _TURN = 2048
@@ -105,7 +106,6 @@ class ConnectionProtocol(asyncio.Protocol):
         self._received_at = self._sent_at = self._ends_at = self._now()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
-        self._source: asyncio.ReadTransport | None = None
         self._held: asyncio.TimerHandle | None = None
         self.hold_for: Callable[[], float] | None = None
         """Returns for how many seconds nothing is to be read, after a read that has emptied the socket: 0 while an
@@ -175,17 +175,13 @@ class ConnectionProtocol(asyncio.Protocol):
             self._is_flush_due = True
             self._loop.call_soon(self.flush)
 
-    def reads_from(self, source: asyncio.ReadTransport) -> None:
-        """Set what the stream reads from, its transport or the one under its TLS, to be paused (`hold_for`)."""
-        self._source = source
-
     def _hold(self, hold_for: Callable[[], float]) -> None:
         """Read nothing for a while: what comes meanwhile comes with one read, of one turn of the event loop."""
-        source = self._source
-        if source is not None and self._is_reading and not self._is_finishing and self._held is None:
+        transport = self._transport
+        if transport is not None and self._is_reading and not self._is_finishing and self._held is None:
             seconds = hold_for()
-            if seconds > 0 and not source.is_closing():
-                source.pause_reading()
+            if seconds > 0 and not transport.is_closing():
+                transport.pause_reading()
                 self._held = self._loop.call_later(seconds, self._read_on)
 
     def _read_on(self) -> None:
@@ -195,8 +191,8 @@ class ConnectionProtocol(asyncio.Protocol):
             if self.connection.idle_timeout is not None:
                 # Later than this only if the loop was blocked: what has come meanwhile is read first, and no silence.
                 self._received_at = max(self._received_at, self._now() - self.connection.idle_timeout / 4)
-            if self._source is not None and not self._source.is_closing():
-                self._source.resume_reading()
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def abort(self) -> None:
         """Drop the stream at once."""
@@ -286,7 +282,7 @@ class ConnectionProtocol(asyncio.Protocol):
             self._timer.cancel()
         if self._held is not None:
             self._held.cancel()
-        self._transport = self._source = self.hold_for = None
+        self._transport = self.hold_for = None
         self._unwritten.clear()
         self._unwritten_size = 0
         events = self.connection.receive_eof() if exc is None else self.connection.receive_eof(reason_of(exc))
@@ -404,7 +400,7 @@ class _DroppedReads(asyncio.Protocol):
 
 
 class BufferedReads(asyncio.BufferedProtocol):
-    """Reads for another protocol, into one buffer that is kept. For streams over TLS.
+    """Reads for another protocol, into one buffer that is kept. For a server's streams over TLS, which is asyncio's.
 
     Without it, asyncio and uvloop decrypt each record of 16 KiB into an object of 256 KiB of its own, whose pages may
     go back to the system each time. Over plain TCP a read is one object already, and this would only copy it. What the

@@ -161,7 +161,7 @@ class ClientConnection(BaseConnection):
 
     def deliver_together(self) -> None:
         """See `BaseConnection`."""
-        if self._protocol is not None:
+        if self._protocol is not None and self.settings.transport_type != "websocket":  # which aiohttp reads by itself
             self._protocol.hold_for = self._hold_for
 
     def _hold_for(self) -> float:

@@ -14,8 +14,9 @@ import pytest
 from eventpump.amqp.connection import Closed, Connection, Messages, Role
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net.dialing import dial
-from eventpump.net.route import Route, client_tls
-from eventpump.net.stream import BufferedReads, ConnectionProtocol
+from eventpump.net.route import Route, client_tls, open_stream
+from eventpump.net.stream import ConnectionProtocol
+from eventpump.net.tls import TlsTransport
 from eventpump.net.websocket import WebSocketServer
 from eventpump.options.connection import ProxySettings
 from tests.authority import Authority
@@ -135,15 +136,17 @@ async def test_connect_over_loopback_sends_and_closes(authority: Authority, is_t
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
-def test_reads_use_a_kept_buffer_over_tls_alone(authority: Authority, is_tls: bool, loop: str) -> None:
+def test_reads_use_a_kept_buffer_over_tls_alone(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, is_tls: bool, loop: str
+) -> None:
     """Either event loop takes the buffer where it pays, and nowhere else; the message is the same."""
     made = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else asyncio.new_event_loop
     reads: list[int] = []
+    updated = TlsTransport.buffer_updated
 
-    class Counting(BufferedReads):
-        def buffer_updated(self, nbytes: int) -> None:
-            reads.append(nbytes)
-            super().buffer_updated(nbytes)
+    def counted(self: TlsTransport, nbytes: int) -> None:
+        reads.append(nbytes)
+        updated(self, nbytes)
 
     async def main() -> None:
         service = Recorder(Connection(config(container_id="you"), Role.SERVER))
@@ -157,8 +160,8 @@ def test_reads_use_a_kept_buffer_over_tls_alone(authority: Authority, is_tls: bo
             await service.gone.wait()
         assert only(service.events, Messages).payloads == [client.payload]
 
-    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=made) as runner:
-        patch.setattr("eventpump.net.dialing.BufferedReads", Counting)
+    monkeypatch.setattr(TlsTransport, "buffer_updated", counted)
+    with asyncio.Runner(loop_factory=made) as runner:
         runner.run(main())
     assert bool(reads) is is_tls
 
@@ -196,15 +199,9 @@ def test_tls_stream_that_ends_gives_all_that_came_before(authority: Authority, l
             Giving, "127.0.0.1", 0, ssl=authority.server("localhost")
         )
         async with _closing(server), asyncio.timeout(20):
-            reading = Reading()
-            await asyncio.get_running_loop().create_connection(
-                lambda: BufferedReads(reading),
-                "127.0.0.1",
-                server.sockets[0].getsockname()[1],
-                ssl=client_tls(str(authority.file)),
-                server_hostname="localhost",
-            )
-            await reading.over
+            route = Route("localhost", server.sockets[0].getsockname()[1], client_tls(str(authority.file)))
+            reading = await open_stream(Reading, route)
+            assert await reading.over is None
         assert b"".join(reading.parts) == data
 
     with asyncio.Runner(loop_factory=made) as runner:

@@ -304,7 +304,6 @@ class Service:
         self.connections.append(served)
         served.protocol.connection_made(served.stream)
         client.connection_made(stream)
-        client.reads_from(stream)
         return client
 
     def transport(self, *, credential: Credential | None = None, **options: Any) -> NativeTransport:

@@ -41,6 +41,16 @@ async def publish(service: Service, partition_id: str = "0", *, count: int = 1, 
     await settle()
 
 
+async def test_websocket_is_read_at_once(service: Service) -> None:
+    """aiohttp reads it by itself: to hold what has come would save nothing."""
+    transport = service.transport(transport_type="websocket")
+    _, sink = await reader(transport, EVERY)
+    for number in range(3):
+        await publish(service)
+        assert len(sink.events) == number + 1
+    await transport.aclose()
+
+
 async def test_first_event_comes_at_once_and_what_follows_together(service: Service) -> None:
     """None waits longer than the interval, and what comes in it comes with one read."""
     transport = service.transport()
