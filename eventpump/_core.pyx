@@ -1909,19 +1909,23 @@ cdef class PlainCursor:
         return 0 if self._is_closed else self._cache.end - self.position
 
     @cython.nonecheck(True)
-    def read(self, int64_t limit):
+    def read(self, limit):
         """Read the next items, at most `limit`; empty where there is none. What was read before is processed."""
         if self._is_closed:
             return ()
         cdef PlainCache cache = self._cache
         cdef PlainHand hand = self.hand
         cdef PlainChunk head
-        cdef int64_t count, size
+        cdef int64_t count, size, most
+        cdef int overflow = 0
+        most = PyLong_AsLongLongAndOverflow(limit, &overflow)
+        if overflow:
+            most = INT64_MAX if overflow > 0 else 0
         if hand in cache._hands:
             cache.release(hand)
         count = cache.end - self.position
-        if count > limit:
-            count = limit
+        if count > most:
+            count = most
         if count <= 0:
             return ()
         if len(cache._cursors) != 1 or cache._ahead or cache._found or cache._hands or not cache._chunks:

@@ -138,6 +138,18 @@ def test_read_of_a_whole_batch_returns_the_very_list() -> None:
     assert cursor.read(300) is batch
 
 
+def test_read_takes_a_limit_of_any_size() -> None:
+    """One that 64 bits do not hold is no limit; a negative one reads nothing."""
+    cache = _plain()
+    cursor = cache.cursor()
+    _append(cache, _messages("a", "b"))
+    assert not cursor.read(-(2**70))
+    assert list(cursor.read(2**70)) == _messages("a", "b")
+    other = cache.cursor()
+    _append(cache, _messages("c"))
+    assert list(cursor.read(2**70)) == list(other.read(2**70)) == _messages("c")
+
+
 def test_read_joins_batches_up_to_its_limit() -> None:
     """One read joins small batches up to its limit, in order."""
     cache = _plain()
