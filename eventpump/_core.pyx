@@ -2130,16 +2130,18 @@ cdef enum:
 
 
 @cython.auto_pickle(False)
-@cython.freelist(64)
 cdef class Wakeup:
-    """A future whose task goes on within the call that completes it. See the class of this name in Python."""
+    """A future whose task goes on within the call that completes it. See the class of this name in Python.
+
+    Without a list of free objects: one of it counts as finalized already, and `__del__` would not be called again.
+    """
 
     __class_getitem__ = classmethod(type(list[int]))
 
-    cdef object _loop, _outcome, _resume, _context, _later, _message, _traceback, __weakref__
+    cdef object _loop, _outcome, _resume, _context, _later, _traceback, __weakref__
     cdef int _state
     cdef bint _is_unseen
-    cdef public object _asyncio_future_blocking
+    cdef public object _asyncio_future_blocking, _cancel_message  # as asyncio names them
 
     def __init__(self, *, loop):
         self._loop = loop
@@ -2172,9 +2174,12 @@ cdef class Wakeup:
         """Return whether it is cancelled."""
         return self._state == CANCELLED
 
+    def _make_cancelled_error(self):
+        """Return what `result` raises of a cancelled one. `asyncio.gather` calls it."""
+        return self.made_cancelled()
+
     cdef object made_cancelled(self):
-        error = cancelled_error() if self._message is None else cancelled_error(self._message)
-        return error
+        return cancelled_error() if self._cancel_message is None else cancelled_error(self._cancel_message)
 
     def result(self):
         """Return the result, or raise what it was completed with."""
@@ -2229,6 +2234,8 @@ cdef class Wakeup:
         """Complete it with an error; the task that waits is run in the next turn."""
         if isinstance(exception, type):
             exception = exception()
+        if not isinstance(exception, BaseException):
+            raise TypeError("invalid exception object")
         if type(exception) is StopIteration:
             raise TypeError("StopIteration interacts badly with generators and cannot be raised into a Future")
         self.end_with(FAILED, exception)
@@ -2239,7 +2246,7 @@ cdef class Wakeup:
         """Cancel it, if it is not done; return whether it was not."""
         if self._state != PENDING:
             return False
-        self._message = msg
+        self._cancel_message = msg
         self.end_with(CANCELLED, None)
         return True
 

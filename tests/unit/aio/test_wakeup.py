@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
+from typing import Any
 
 import pytest
 
@@ -185,3 +187,45 @@ def test_exit_in_the_task_ends_the_loop_and_not_the_caller(make: Make) -> None:
         asyncio.run(main())
     assert steps == ["after"]
     assert isinstance(tasks[0].exception(), SystemExit)
+
+
+async def test_each_error_that_nobody_has_seen_is_reported(make: Make) -> None:
+    """Once for each, and not only for the first of those that have had the same place in memory."""
+    reports: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context["message"]))
+    for _ in range(5):
+        make().set_exception(ValueError("x"))
+    gc.collect()
+    assert len(reports) == 5
+    seen = make()
+    seen.set_exception(ValueError("x"))
+    assert isinstance(seen.exception(), ValueError)
+    del seen
+    gc.collect()
+    assert len(reports) == 5
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_gather_ends_with_a_cancelled_one(make: Make, *, returns: bool) -> None:
+    """As with any future."""
+    made = make()
+    gathered = asyncio.gather(made, return_exceptions=returns)
+    made.cancel("why")
+    done, _ = await asyncio.wait({gathered}, timeout=1)
+    assert done
+    if returns:
+        assert [type(each) for each in gathered.result()] == [asyncio.CancelledError]
+    else:
+        with pytest.raises(asyncio.CancelledError, match="why"):
+            gathered.result()
+
+
+async def test_what_is_no_error_changes_nothing(make: Make) -> None:
+    """It waits on, to be completed with something else."""
+    made: Any = make()
+    for wrong in (5, int):
+        with pytest.raises(TypeError):
+            made.set_exception(wrong)
+        assert not made.done()
+    made.complete(True)
+    assert await made
