@@ -2107,19 +2107,24 @@ cdef class PlainAccount:
 # ------------------------------------------------------------------------------------------ aio/wakeup.py: `Wakeup`
 
 cdef object current_task = None, cancelled_error = None, invalid_state = None, raise_in_loop = None
+cdef object enter_task = None, leave_task = None
 
 
-def wake_tasks(task_of not None, type cancelled not None, type invalid not None, raising not None):
+def wake_tasks(task_of not None, enter not None, leave not None, type cancelled not None, type invalid not None,
+               raising not None):
     """Set what `Wakeup` takes from asyncio and `aio/wakeup.py`.
 
     Args:
         task_of: `asyncio.current_task`.
+        enter: `asyncio._enter_task`, which asyncio documents for those that run tasks by themselves.
+        leave: `asyncio._leave_task`.
         cancelled: `asyncio.CancelledError`.
         invalid: `asyncio.InvalidStateError`.
         raising: Raises what it is called with.
     """
-    global current_task, cancelled_error, invalid_state, raise_in_loop
-    current_task, cancelled_error, invalid_state, raise_in_loop = task_of, cancelled, invalid, raising
+    global current_task, cancelled_error, invalid_state, raise_in_loop, enter_task, leave_task
+    current_task, enter_task, leave_task = task_of, enter, leave
+    cancelled_error, invalid_state, raise_in_loop = cancelled, invalid, raising
 
 
 cdef enum:
@@ -2299,6 +2304,27 @@ cdef class Wakeup:
         finally:
             PyContext_Exit(context)
 
+    cdef bint goes_on(self, task, work) except -1:
+        """Run some work as the task that waits would, and in its context; return whether the task is to wait on."""
+        if self._state != PENDING or self._resume is None:
+            return False
+        context = self._context
+        try:
+            enter_task(self._loop, task)
+        except RuntimeError:
+            return False  # another task runs: this one in the next turn
+        try:
+            try:
+                PyContext_Enter(context)
+            except RuntimeError:
+                return False  # as in `complete`
+            try:
+                return work()
+            finally:
+                PyContext_Exit(context)
+        finally:
+            leave_task(self._loop, task)
+
     def end(self, error):
         """Complete it with None, or with an error, which is for the next turn. Does nothing where it is done."""
         if error is None:
@@ -2439,10 +2465,11 @@ cdef class PlainFeedCursor:
 
     __class_getitem__ = classmethod(type(list[int]))
 
-    cdef public object _cursor, _feed, _timer
+    cdef public object _cursor, _feed, _timer, _work, _task
     cdef public Wakeup _waiter
     cdef public PlainCache _cache
     cdef public double _timer_at, _wait_until
+    cdef double _timeout
 
     @cython.nonecheck(True)
     def take(self, limit):
@@ -2468,9 +2495,16 @@ cdef class PlainFeedCursor:
             self._feed.processed()
         return True
 
-    def wait(self, timeout):
+    def wait(self, timeout, work=None, task=None):
         """Wait until there is something to take, the feed has ended, or `wake` is called. Await it at once;
-        False at the time-out."""
+        False at the time-out.
+
+        Args:
+            timeout: In seconds; None for none.
+            work: Called when something can be taken, as the task that waits and in its context, which may take it: it
+                returns whether the task is to wait on, for as long again.
+            task: The task that waits, where there is `work`.
+        """
         cdef Wakeup waiter = Wakeup.__new__(Wakeup)
         feed = self._feed
         waiter._loop = feed.loop
@@ -2478,12 +2512,13 @@ cdef class PlainFeedCursor:
         if self._cursor.available or feed.error is not None:
             waiter._state, waiter._outcome = FINISHED, True
             return waiter
-        self._waiter = waiter
+        self._waiter, self._work, self._task = waiter, work, task
         if timeout is None:
-            self._wait_until = INFINITY
+            self._timeout = self._wait_until = INFINITY
             return waiter
         # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
-        self._wait_until = feed.now() + timeout
+        self._timeout = timeout
+        self._wait_until = feed.now() + self._timeout
         if self._timer is None or self._timer_at > self._wait_until:
             self._set_timer()
         return waiter
@@ -2491,6 +2526,15 @@ cdef class PlainFeedCursor:
     def arrived(self):
         """End a wait, as there is something to take: the task that waits takes it within this call, if it may."""
         waiter = self._waiter
-        if waiter is not None:
+        if waiter is None:
+            return
+        if self._work is not None and waiter.goes_on(self._task, self._work):
+            if self._timeout != INFINITY:
+                self._wait_until = self._feed.now() + self._timeout
+                if self._timer is None:
+                    self._set_timer()
+            return
+        if self._waiter is waiter:
             self._waiter = None
-            waiter.complete(True)
+        self._work = self._task = None
+        waiter.complete(True)

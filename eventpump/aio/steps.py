@@ -38,18 +38,27 @@ class InContext(Awaitable[_T]):
 
 
 class Rest(Awaitable[_T]):
-    """The rest of some work, to be awaited at once by the task that has made its first step."""
+    """The rest of some work, to be awaited at once by the task that has made its first step.
 
-    __slots__ = ("_steps", "_waits_for")
+    Attributes:
+        error: What is raised where the work waits, in place of waiting: the task was cancelled meanwhile.
+    """
+
+    __slots__ = ("_steps", "_waits_for", "error")
 
     def __init__(self, steps: Generator[Any, Any, _T], waits_for: object) -> None:
         self._steps = steps
         self._waits_for = waits_for
+        self.error: BaseException | None = None
 
     def __await__(self) -> Generator[Any, Any, _T]:
         steps, waits_for = self._steps, self._waits_for
+        self._waits_for = None  # it may refer to much, and this object may be kept
         while True:
             try:
+                if self.error is not None:
+                    error, self.error = self.error, None
+                    raise error
                 yield waits_for
             except GeneratorExit:
                 steps.close()
@@ -61,3 +70,19 @@ class Rest(Awaitable[_T]):
                     return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
             else:
                 return (yield from steps)
+
+
+class Ended(Awaitable[_T]):
+    """Some work of which the first step was all: returns or raises what it did."""
+
+    __slots__ = ("_result", "error")
+
+    def __init__(self, result: _T, error: BaseException | None = None) -> None:
+        self._result = result
+        self.error = error
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        if self.error is not None:
+            raise self.error
+        yield from ()  # a generator: what this returns has to be an iterator
+        return self._result

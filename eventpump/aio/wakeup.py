@@ -100,5 +100,12 @@ def _raise(error: BaseException) -> None:
 if TYPE_CHECKING or core is None:
     Wakeup = WakeupInPython
 else:
-    core.wake_tasks(asyncio.current_task, asyncio.CancelledError, asyncio.InvalidStateError, _raise)
+    core.wake_tasks(
+        asyncio.current_task,
+        asyncio._enter_task,  # noqa: SLF001 - documented, in "Extending"
+        asyncio._leave_task,  # noqa: SLF001 - likewise
+        asyncio.CancelledError,
+        asyncio.InvalidStateError,
+        _raise,
+    )
     Wakeup = core.Wakeup

@@ -1511,7 +1511,7 @@ def test_events_received_are_those_of_the_reference() -> None:
             received_events(None, cast("list[bytes]", unsound))
 
 
-@pytest.mark.parametrize("value", [None, [], {}, (), object()], ids=repr)
+@pytest.mark.parametrize("value", [None, [], {}, (), 0.5], ids=repr)
 def test_cache_whose_parts_are_replaced_reads_nothing_else(value: object) -> None:
     """Private attributes can be set: what they are is looked at before each use."""
     parts: list[tuple[Any, tuple[str, ...]]] = [

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from eventpump.aio.tasks import resolve
 from eventpump.aio.wakeup import Wakeup
@@ -477,9 +477,18 @@ class FeedCursor(Generic[_T]):
             self._feed.processed()
         return True
 
-    def wait(self, timeout: float | None) -> asyncio.Future[bool]:
+    def wait(
+        self,
+        timeout: float | None,
+        work: Callable[[], bool] | None = None,
+        task: asyncio.Task[Any] | None = None,
+    ) -> asyncio.Future[bool]:
         """Wait until there is something to take, the feed has ended, or `wake` is called. Await it at once;
-        False at the time-out."""
+        False at the time-out.
+
+        In the compiled build `work` is called when something can be taken, as the task that waits would be run: it
+        returns whether that is to wait on, for as long again. Here that is run itself.
+        """
         # No coroutine around the future: this is called for each batch.
         feed = self._feed
         waiter: Wakeup[bool] = Wakeup(loop=feed.loop)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.link.feed import FeedCursor, FeedStream, PartitionFeed
@@ -263,10 +263,12 @@ class MemberFeed:
         if self._stream is not None:
             self._stream.wake_after(count)
 
-    def wait(self, timeout: float | None) -> Awaitable[bool]:
+    def wait(
+        self, timeout: float | None, work: Callable[[], bool] | None = None, task: asyncio.Task[Any] | None = None
+    ) -> Awaitable[bool]:
         """Wait as `FeedCursor.wait` does, while there may be something to take, or reading has not ended."""
         if self._cursor is not None and self._error is None:
-            return self._cursor.wait(timeout)
+            return self._cursor.wait(timeout, work, task)
         return self._wait_for_feed(timeout)
 
     async def _wait_for_feed(self, timeout: float | None) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Final
+from typing import Any, Final
 
+from eventpump.aio.steps import Ended, Rest
 from eventpump.consumer.calls.handler import PumpEndedError, has_place
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.pump.batches import BatchDispatch, BatchSource
@@ -44,12 +45,19 @@ class Delivery:
         self._reading = reading
         self._rewinding = rewinding
         self._dispatch: Dispatch | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._partition: OpenPartition | None = None
+        # What `_deliver_at_once` leaves to the task: a batch of which the first step is done, or one before which
+        # numbers are missing.
+        self._begun: Rest[tuple[ReceivedEvent, ...]] | Ended[tuple[ReceivedEvent, ...]] | None = None
+        self._before_gap: tuple[ReceivedEvent, ...] = ()
 
     async def run(self, partition: OpenPartition) -> None:
         """Deliver batches until the pump ends."""
         settings = self._settings
         life, requests, limit = self._life, self._requests, settings.max_batch_size
         dispatch = self._dispatch = self._make_dispatch(partition)
+        self._task = asyncio.current_task()
         has_settled = False
         while life.reason is None:
             feed = partition.feed
@@ -80,23 +88,79 @@ class Delivery:
                 if not follows and not await self._may_pass_gap(partition, dispatch, events):
                     partition = await self._restart(dispatch)
                     continue
-                while events := await dispatch.deliver(partition, events):
-                    before, partition = partition, await self._rewinding.carry_out(dispatch)
-                    if partition is not before:
-                        break
-                has_settled = feed.processed()
-                if not has_settled:
-                    # A handler that never suspends must not block the event loop.
-                    await asyncio.sleep(0)
+                left = await dispatch.deliver(partition, events)
             elif not is_waiting and feed.error is not None:
                 if not await self._reading.may_restart(feed.error):
                     return
                 partition = await self._restart(dispatch)
-            elif (
-                not await (feed.wait(settings.max_wait_time) if feed.selection is None else self._news_of(partition))
-                and self._ownership.may_deliver()
-            ):
-                await self._idle(partition, dispatch)
+                continue
+            elif feed.selection is not None:
+                if not await self._news_of(partition) and self._ownership.may_deliver():
+                    await self._idle(partition, dispatch)
+                continue
+            else:
+                self._partition = partition
+                try:
+                    has_come = await feed.wait(settings.max_wait_time, self._deliver_at_once, self._task)
+                except asyncio.CancelledError as error:
+                    if self._begun is None:
+                        raise
+                    has_come, self._begun.error = True, error
+                begun, self._begun = self._begun, None
+                events, self._before_gap = self._before_gap, ()
+                if begun is not None:
+                    left = await begun
+                elif events:
+                    if not await self._may_pass_gap(partition, dispatch, events):
+                        partition = await self._restart(dispatch)
+                        continue
+                    left = await dispatch.deliver(partition, events)
+                else:
+                    if not has_come and self._ownership.may_deliver():
+                        await self._idle(partition, dispatch)
+                    continue
+            while left:
+                before, partition = partition, await self._rewinding.carry_out(dispatch)
+                if partition is not before:
+                    break
+                left = await dispatch.deliver(partition, left)
+            has_settled = feed.processed()
+            if not has_settled:
+                # A handler that never suspends must not block the event loop.
+                await asyncio.sleep(0)
+
+    def _deliver_at_once(self) -> bool:
+        """Deliver what has come within the call that brings it, where the handler does not wait for anything.
+
+        Called while the pump's task waits for events, as that task and in its context, and does what the task would do.
+        What is left of it is for the task; so is all else, as whatever asks for that ends the wait.
+
+        Returns:
+            Whether the task is to wait on: everything that came is processed.
+        """
+        partition, dispatch = self._partition, self._dispatch
+        assert partition is not None
+        assert dispatch is not None
+        feed = partition.feed
+        events = tuple(feed.take(self._settings.max_batch_size))
+        if not events:
+            return False
+        partition.in_hand += len(events)
+        if not partition.continuity.follows(events):
+            self._before_gap = events
+            return False
+        steps = dispatch.deliver(partition, events).__await__()
+        try:
+            waits_for = next(steps)
+        except StopIteration as stop:
+            if not stop.value and feed.processed():
+                return True
+            self._begun = Ended(stop.value)
+        except BaseException as error:
+            self._begun = Ended((), error)
+        else:
+            self._begun = Rest(steps, waits_for)
+        return False
 
     def _make_dispatch(self, partition: OpenPartition) -> Dispatch:
         processor, parts = partition.processor, self._parts
