@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from eventpump.compiled import PURE
 from tests.faults.histories.kinds import SIZE
 
 HERE = Path(__file__).parent
@@ -84,6 +85,11 @@ def copied(patch: Path | None) -> Iterator[Path]:
         yield directory
 
 
+def _environment(directory: Path) -> dict[str, str]:
+    """Return the environment for a package. The patches are of the reference, whose place the compiled core takes."""
+    return {**os.environ, "PYTHONPATH": str(directory), PURE: "1"}
+
+
 def lived(directory: Path, history: str, seed: int, size: int, count: int = 1) -> tuple[int, str]:
     """Live through histories with the package of a directory. Gives the exit code (1: violated) and what it said."""
     command = [sys.executable, "-m", "tests.faults.histories", history, str(seed)]
@@ -91,7 +97,7 @@ def lived(directory: Path, history: str, seed: int, size: int, count: int = 1) -
     run = subprocess.run(
         command,
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(directory)},
+        env=_environment(directory),
         capture_output=True,
         text=True,
         check=False,
@@ -106,7 +112,7 @@ def examined(directory: Path, test: str) -> tuple[int, str]:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(directory)},
+        env=_environment(directory),
         capture_output=True,
         text=True,
         check=False,
