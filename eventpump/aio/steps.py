@@ -72,7 +72,7 @@ class Rest(Awaitable[_T]):
                 return (yield from steps)
 
 
-class Ended(Awaitable[_T]):
+class AllDone(Awaitable[_T]):
     """Some work of which the first step was all: returns or raises what it did."""
 
     __slots__ = ("_result", "error")

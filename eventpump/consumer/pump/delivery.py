@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from eventpump.aio.steps import Ended, Rest
+from eventpump.aio.steps import AllDone, Rest
 from eventpump.consumer.calls.handler import PumpEndedError, has_place
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.pump.batches import BatchDispatch, BatchSource
@@ -49,7 +49,7 @@ class Delivery:
         self._partition: OpenPartition | None = None
         # What `_deliver_at_once` leaves to the task: a batch of which the first step is done, or one before which
         # numbers are missing.
-        self._begun: Rest[tuple[ReceivedEvent, ...]] | Ended[tuple[ReceivedEvent, ...]] | None = None
+        self._begun: Rest[tuple[ReceivedEvent, ...]] | AllDone[tuple[ReceivedEvent, ...]] | None = None
         self._before_gap: tuple[ReceivedEvent, ...] = ()
 
     async def run(self, partition: OpenPartition) -> None:
@@ -99,13 +99,7 @@ class Delivery:
                     await self._idle(partition, dispatch)
                 continue
             else:
-                self._partition = partition
-                try:
-                    has_come = await feed.wait(settings.max_wait_time, self._deliver_at_once, self._task)
-                except asyncio.CancelledError as error:
-                    if self._begun is None:
-                        raise
-                    has_come, self._begun.error = True, error
+                has_come = await self._wait(partition)
                 begun, self._begun = self._begun, None
                 events, self._before_gap = self._before_gap, ()
                 if begun is not None:
@@ -128,6 +122,18 @@ class Delivery:
             if not has_settled:
                 # A handler that never suspends must not block the event loop.
                 await asyncio.sleep(0)
+
+    async def _wait(self, partition: OpenPartition) -> bool:
+        """Wait for events. Return whether there is something to do, which may have begun (`_deliver_at_once`)."""
+        self._partition = partition
+        try:
+            return await partition.feed.wait(self._settings.max_wait_time, self._deliver_at_once, self._task)
+        except asyncio.CancelledError as error:
+            if self._begun is None:
+                raise
+            # It hits what has begun, where that waits.
+            self._begun.error = error
+            return True
 
     def _deliver_at_once(self) -> bool:
         """Deliver what has come within the call that brings it, where the handler does not wait for anything.
@@ -155,9 +161,9 @@ class Delivery:
         except StopIteration as stop:
             if not stop.value and feed.processed():
                 return True
-            self._begun = Ended(stop.value)
+            self._begun = AllDone(stop.value)
         except BaseException as error:
-            self._begun = Ended((), error)
+            self._begun = AllDone((), error)
         else:
             self._begun = Rest(steps, waits_for)
         return False
