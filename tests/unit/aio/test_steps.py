@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.aio.steps import InContext, Rest
+from eventpump.aio.steps import AllDone, InContext, Rest
 
 _PLACE: ContextVar[str] = ContextVar("place", default="nowhere")
 
@@ -165,3 +165,33 @@ async def test_in_context_closes_the_work_there() -> None:
     waiting.send(None)
     waiting.close()
     assert closed == ["closed"]
+
+
+async def test_error_of_a_rest_is_raised_where_the_work_waits() -> None:
+    """In place of the wait: the task was cancelled before it came to the rest. The work may go on after it."""
+    seen: list[object] = []
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError as error:
+            seen.append(error)
+            await asyncio.sleep(1)
+        return "went on"
+
+    steps = work().__await__()
+    rest = Rest(steps, next(steps))
+    rest.error = error = asyncio.CancelledError()
+    assert await rest == "went on"
+    assert seen == [error]
+
+
+async def test_work_that_has_ended_in_its_first_step_returns_or_raises() -> None:
+    """As if it were awaited, without a wait; an error that is set later replaces what it returned."""
+    assert await AllDone(5) == 5
+    with pytest.raises(KeyError):
+        await AllDone(None, KeyError("x"))
+    cancelled = AllDone(5)
+    cancelled.error = asyncio.CancelledError()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
