@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eventpump.errors import ConfigurationError, DecodeError, EventError
 from eventpump.eventhubs.cloudevents import CloudEvent
-from eventpump.eventhubs.codecs import PayloadCodec, codecs_of, encoder, event_maker, marked
+from eventpump.eventhubs.codecs import PayloadCodec, codecs_of, encoder, event_maker, events_maker, marked
 from eventpump.eventhubs.decoding import PAYLOADS
 from eventpump.eventhubs.events import EventData, ReceivedEvent
 from tests.support.codecs import DEFLATE, GZIP, NEW_KEY, OLD_KEY
@@ -318,3 +318,15 @@ def test_plain_event_is_sent_on_as_it_is() -> None:
     event = received(EventData(b"x", properties={"a": 1}), GZIP)
     copied = event.to_event_data()
     assert (copied.body, copied.properties) == (b"x", {"a": 1})
+
+
+@pytest.mark.parametrize("codecs", [(), (GZIP,)], ids=["without codecs", "with codecs"])
+def test_events_of_a_read_are_those_of_each_message(codecs: tuple[PayloadCodec, ...]) -> None:
+    """They have the origin that is given, and are decoded where there are codecs, in the order of the messages."""
+    messages = [stored(EventData(gzip.compress(b"%d" % each), content_encoding="gzip")) for each in range(3)]
+    made = events_maker(codecs, "3", ("ns", "3", 0))(messages)
+    alone = [event_maker(codecs, "3")(each, ("ns", "3", 0)) for each in messages]
+    assert [(type(each), each.raw, each.origin) for each in made] == [(type(e), e.raw, e.origin) for e in alone]
+    assert [each.body for each in made] == [each.body for each in alone]
+    assert (made[2].body == b"2") is bool(codecs)
+    assert events_maker(codecs, "3", None)([]) == []
