@@ -148,15 +148,15 @@ class Delivery:
         assert partition is not None
         assert dispatch is not None
         feed = partition.feed
-        events = tuple(feed.take(self._settings.max_batch_size))
-        if not events:
-            return False
-        partition.in_hand += len(events)
-        if not partition.continuity.follows(events):
-            self._before_gap = events
-            return False
-        steps = dispatch.deliver(partition, events).__await__()
         try:
+            events = tuple(feed.take(self._settings.max_batch_size))
+            if not events:
+                return False
+            partition.in_hand += len(events)
+            if not partition.continuity.follows(events):
+                self._before_gap = events
+                return False
+            steps = dispatch.deliver(partition, events).__await__()
             waits_for = next(steps)
         except StopIteration as stop:
             if not stop.value and feed.processed():

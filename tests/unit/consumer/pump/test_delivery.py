@@ -13,6 +13,7 @@ import pytest
 from eventpump.compiled import core
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.delivery import Delivery
+from eventpump.consumer.record.continuity import PumpContinuity
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.base import RetryOptions
@@ -214,3 +215,25 @@ async def test_events_that_a_request_holds_back_are_delivered_after_it() -> None
         host.resume("default")
         await asyncio.sleep(5)
         assert calls == [[0], [1, 2], [1, 2]]
+
+
+async def test_unexpected_error_before_the_handler_fails_the_pump_and_not_the_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is reported, and the partition goes on with every event after a pause; the link is not disturbed."""
+    follows = PumpContinuity.follows
+    failing = [1]
+
+    def fail_once(self: PumpContinuity, events: Events) -> bool:
+        if failing and events[0].sequence_number == 1:
+            failing.pop()
+            raise LookupError("unexpected")
+        return follows(self, events)
+
+    monkeypatch.setattr(PumpContinuity, "follows", fail_once)
+    async with stocked() as fleet:
+        await fleet.start("a", RecordingProcessor(fleet.record), checkpoint_policy=CheckpointPolicy(1))
+        await asyncio.sleep(5)
+        await _come(fleet, 3)
+        await fleet.until(lambda: fleet.record.numbers("0") == [0, 1, 2], within=120)
+        assert len(fleet.reported("a", PartitionFailed)) == 1
