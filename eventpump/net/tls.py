@@ -218,7 +218,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             raise
 
     def _end(self) -> None:
-        """Tell the protocol that the peer has ended the stream, and close: a half of a TLS stream is not kept."""
+        """Report the end of the stream to the protocol, and close: a TLS stream is not kept half open."""
         self._protocol.eof_received()
         self.close()
 

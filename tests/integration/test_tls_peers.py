@@ -1,4 +1,4 @@
-"""TLS with a peer that nobody here wrote: `openssl s_server`, which renegotiates and changes keys as it is told."""
+"""TLS with OpenSSL's own server, `openssl s_server`: renegotiation, key updates, and its close."""
 
 from __future__ import annotations
 

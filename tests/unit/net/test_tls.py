@@ -116,7 +116,7 @@ class Peer:
             self.below.inbox += self.outgoing.read()
 
     def close(self) -> None:
-        """Say that it closes."""
+        """Send close_notify."""
         if not self.has_closed:
             self.has_closed = True
             with suppress(ssl.SSLError):
