@@ -7,6 +7,8 @@ from array import array
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, Figures
 from benchmarks.events import FIRST_MOMENT, FIRST_SEQUENCE_NUMBER, milliseconds_after_first, samples
@@ -85,6 +87,21 @@ def test_tally_takes_the_time_from_write_to_handler(tmp_path: Path) -> None:
     # The second event of each pair waited 7 ms, the first 17.
     assert 7 <= result["p50"] <= 17
     assert result["p99"] == 17
+
+
+@pytest.mark.parametrize(("size", "missing"), [(1, 0), (0, 1)])
+def test_tally_finds_what_was_not_sent(tmp_path: Path, size: int, missing: int) -> None:
+    """A body of another size, and a number that is missing, though only once the run is over."""
+    kind, each = "telemetry", 20
+    tally = PacedTally(1, each, kind, str(tmp_path / "times"))
+    made = samples(kind)
+    for number in range(each):
+        moment = FIRST_MOMENT + timedelta(milliseconds=milliseconds_after_first(kind, number))
+        first = FIRST_SEQUENCE_NUMBER + number + (missing if number == 9 else 0)
+        tally.add("0", first, first, 1, len(made[number % len(made)].body) + (size if number == 9 else 0), moment)
+    (tmp_path / "times").write_bytes(array("q", [0] * each).tobytes())
+    with pytest.raises(AssertionError, match="not what was sent|instead of"):
+        tally.result()
 
 
 def test_paced_service_delivers_every_event_at_its_time(tmp_path: Path) -> None:
