@@ -84,7 +84,7 @@ def complete(str name not None, reference not None, whole not None):
         reference: The whole class in Python.
         whole: What is made of both.
     """
-    global whole_event, event_data
+    global whole_event, event_data, whole_messages
     references[name] = reference
     if name == "EncodedEvent":
         whole_event = whole
@@ -92,6 +92,10 @@ def complete(str name not None, reference not None, whole not None):
         if not isinstance(whole, type) or not issubclass(whole, PlainEventData):
             raise TypeError("the class of events must be based on that of the core")
         event_data = whole
+    elif name == "PlainMessages":
+        if not isinstance(whole, type) or not issubclass(whole, PlainMessages):
+            raise TypeError("the class of messages must be based on that of the core")
+        whole_messages = whole
 
 
 cdef inline int64_t size_at(const unsigned char *at) noexcept nogil:
@@ -106,7 +110,7 @@ def take_run(form not None, bytes data not None, Py_ssize_t pos, int64_t largest
     """See `eventpump.amqp.receiver.take_run`."""
     cdef bytes prefix, tag_mark, rest
     cdef Py_ssize_t id_at, tag_at, rest_at, payload_at
-    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, _, _ = form
+    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, _ = form
     cdef Py_ssize_t prefix_size = len(prefix), tag_size = len(tag_mark), rest_size = len(rest)
     if (
         prefix is None or tag_mark is None or rest is None or pos < 0
@@ -137,6 +141,105 @@ def take_run(form not None, bytes data not None, Py_ssize_t pos, int64_t largest
         pos += <Py_ssize_t>size
         room -= 1
     return pos
+
+
+# --------------------------------------------------------------- amqp/: links, sessions, and what a connection receives
+
+cdef object opened = None, mapped = None, attached = None
+cdef type whole_messages = None
+
+
+def receive_transfers(connection_opened not None, session_mapped not None, link_attached not None):
+    """Set the states in which transfers are received."""
+    global opened, mapped, attached
+    opened, mapped, attached = connection_opened, session_mapped, link_attached
+
+
+@cython.auto_pickle(False)
+cdef class PlainReassembly:
+    """The base of `Reassembly` in the compiled build."""
+
+    cdef public object buffer
+
+
+@cython.auto_pickle(False)
+cdef class PlainSession:
+    """The base of `SessionFlow` in the compiled build."""
+
+    cdef public object state
+    cdef public int64_t incoming_window, next_incoming_id, reopens_at
+
+
+@cython.auto_pickle(False)
+cdef class PlainLink:
+    """The base of `Link` in the compiled build."""
+
+    cdef public object state, context, largest_message
+    cdef public PlainSession session
+    cdef public PlainReassembly incoming
+    cdef public int64_t allowance, credit, delivery_count
+    cdef public bint _enforces_credit
+
+
+@cython.auto_pickle(False)
+cdef class PlainMessages:
+    """The base of `Messages` in the compiled build."""
+
+    cdef public object link, payloads, delivery_ids, formats
+
+
+@cython.auto_pickle(False)
+cdef class PlainConnection:
+    """The base of `Connection` in the compiled build."""
+
+    cdef public object state, pending, _forms
+    cdef public list _events
+    cdef public dict _inboxes
+    cdef public int64_t _max_frame_size, _turn
+    cdef public bint _is_plain
+
+    @cython.nonecheck(True)
+    def receive(self, bytes data not None, int64_t turn=1 << 62):
+        """Handle bytes from the peer: the run of plain transfers at their beginning here, the rest by the reference."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data), count, pos
+        cdef int64_t largest
+        cdef int overflow = 0
+        if (
+            self.state is not opened or not self._is_plain or size < 16 or self.pending
+            or not PyDict_CheckExact(self._forms)
+        ):
+            return self._receive(data, turn)
+        form = (<dict>self._forms).get(PyBytes_FromStringAndSize(PyBytes_AS_STRING(data) + 4, 12))
+        if form is None:
+            return self._receive(data, turn)
+        cdef PlainLink link = form.link
+        cdef PlainSession session = link.session
+        if link.state is not attached or session.state is not mapped or link.incoming.buffer is not None:
+            return self._receive(data, turn)
+        largest = PyLong_AsLongLongAndOverflow(link.largest_message, &overflow)
+        if overflow or largest > self._max_frame_size:
+            largest = self._max_frame_size
+        largest = min(largest + <int64_t>form.payload_at, self._max_frame_size)
+        cdef list payloads = []
+        pos = take_run(form, data, 0, largest, min(turn, link.allowance) if link._enforces_credit else turn, payloads)
+        count = len(payloads)
+        if not count:
+            return self._receive(data, turn)
+        cdef PlainMessages box = whole_messages.__new__(whole_messages)
+        box.link, box.payloads, box.delivery_ids = link, payloads, []
+        link.credit = link.credit - count if link.credit > count else 0
+        link.allowance -= count
+        link.delivery_count = (link.delivery_count + count) & UINT32_MAX
+        session.next_incoming_id = (session.next_incoming_id + count) & UINT32_MAX
+        session.incoming_window -= count
+        if session.incoming_window <= session.reopens_at:
+            session.send_flow()
+        self._turn = turn - count
+        if pos == size:
+            return [box]
+        self._events.append(box)
+        self._inboxes[link] = box
+        return self._receive_from(data, pos)
 
 
 # ------------------------------------------------------------------------ eventhubs/events.py: what is read of events
@@ -1908,9 +2011,12 @@ cdef class PlainCursor:
         """How many messages there are to read."""
         return 0 if self._is_closed else self._cache.end - self.position
 
-    @cython.nonecheck(True)
     def read(self, limit):
         """Read the next items, at most `limit`; empty where there is none. What was read before is processed."""
+        return self.batch(limit)
+
+    @cython.nonecheck(True)
+    cdef object batch(self, limit):
         if self._is_closed:
             return ()
         cdef PlainCache cache = self._cache
@@ -1944,9 +2050,12 @@ cdef class PlainCursor:
         hand.size += size
         return cache._wrap(head.raw)
 
-    @cython.nonecheck(True)
     def settle(self):
         """Record that what was read is processed, if there is nothing to read. Return whether that is so."""
+        return self.is_settled()
+
+    @cython.nonecheck(True)
+    cdef bint is_settled(self) except -1:
         cdef PlainCache cache = self._cache
         if self.position < cache.end and not self._is_closed:
             return False
@@ -2382,12 +2491,22 @@ def received_events(origin, list messages not None):
 
 
 @cython.auto_pickle(False)
+cdef class PlainFacts:
+    """The base of `LinkFacts` in the compiled build."""
+
+    cdef public object first, hub_answer, newest
+    cdef public int64_t batches, links
+    cdef public double quiet_since, received_at
+
+
+@cython.auto_pickle(False)
 cdef class PlainFeed:
     """The base of `PartitionFeed` in the compiled build."""
 
     __class_getitem__ = classmethod(type(list[int]))
 
-    cdef public object _kept, _streams, facts, now
+    cdef public object _kept, _streams, now
+    cdef public PlainFacts facts
     cdef public tuple _cursors, _plain
     cdef public PlainCache _cache
     cdef public PlainCredit _credit
@@ -2402,6 +2521,7 @@ cdef class PlainFeed:
         cdef PlainCache cache = self._cache
         cdef int64_t size
         cdef bint is_read_alone
+        cdef PlainFacts facts = self.facts
         if self._is_refusing or not batch:
             return
         size = self._credit.count_batch(batch)
@@ -2411,7 +2531,7 @@ cdef class PlainFeed:
                 return
             size = sum(map(len, batch))
         woken = cache.add(batch, size)
-        facts, newest = self.facts, batch[len(batch) - 1]
+        newest = batch[len(batch) - 1]
         facts.newest = newest if len(newest) <= large_message else short_message(newest)
         if facts.first is None:
             facts.first = short_message(batch[0]) if len(batch[0]) > large_message else batch[0]
@@ -2420,9 +2540,9 @@ cdef class PlainFeed:
         facts.hub_answer = None
         is_read_alone = len(self._cursors) == 1 and not self._streams
         if not is_read_alone:
-            self.adjust_credit()
+            self.adjust()
         for cursor in self._plain:
-            cursor.arrived()
+            (<PlainFeedCursor?>cursor).wake_up()
         for stream in woken:
             # One that the function of another has closed is not among them any more.
             reader = self._streams.get(stream)
@@ -2430,11 +2550,14 @@ cdef class PlainFeed:
                 reader.arrived()
         if is_read_alone and cache.count:
             # It has adjusted the credit if it has taken all.
-            self.adjust_credit()
+            self.adjust()
 
-    @cython.nonecheck(True)
     def adjust_credit(self):
         """Let the service send what there is room for. Called when messages were received, taken or given up."""
+        self.adjust()
+
+    @cython.nonecheck(True)
+    cdef int adjust(self) except -1:
         cdef bint is_due = False
         cdef int64_t credit
         if self.account is not None:
@@ -2450,13 +2573,18 @@ cdef class PlainFeed:
                     link.set_credit(credit)
         if is_due:
             self._settle()
+        return 0
 
-    @cython.nonecheck(True)
     def processed(self):
         """Adjust the credit after something that is not in the cache any more was processed."""
+        self.count_processed()
+
+    @cython.nonecheck(True)
+    cdef int count_processed(self) except -1:
         if self.account is not None and self.account.count_held(self._cache.size + self._cache.in_hand):
             self._grant()
             self._settle()
+        return 0
 
 
 @cython.auto_pickle(False)
@@ -2465,34 +2593,46 @@ cdef class PlainFeedCursor:
 
     __class_getitem__ = classmethod(type(list[int]))
 
-    cdef public object _cursor, _feed, _timer, _work, _task
+    cdef public object _cursor, _timer, _work, _task
+    cdef public PlainFeed _feed
     cdef public Wakeup _waiter
     cdef public PlainCache _cache
     cdef public double _timer_at, _wait_until
     cdef double _timeout
 
-    @cython.nonecheck(True)
     def take(self, limit):
         """Take what is there, at most `limit` messages; empty where nothing is."""
-        cdef PlainCache cache = self._cache
-        cdef int64_t held = cache.count, in_hand = cache.in_hand
-        messages = self._cursor.read(limit)
-        if cache.count < held:
-            # Of several cursors only the last one to read makes room in the cache.
-            self._feed.adjust_credit()
-        elif cache.in_hand != in_hand:
-            self._feed.processed()
-        return messages
+        return self.taken(limit)
 
     @cython.nonecheck(True)
+    cdef object taken(self, limit):
+        cdef PlainCache cache = self._cache
+        cdef PlainFeed feed = self._feed
+        cdef int64_t held = cache.count, in_hand = cache.in_hand
+        if isinstance(self._cursor, PlainCursor):
+            messages = (<PlainCursor>self._cursor).batch(limit)
+        else:
+            messages = self._cursor.read(limit)
+        if cache.count < held:
+            # Of several cursors only the last one to read makes room in the cache.
+            feed.adjust()
+        elif cache.in_hand != in_hand:
+            feed.count_processed()
+        return messages
+
     def settle(self):
         """Record that what was taken is processed, if there is nothing to take. Return whether that is so."""
+        return self.is_settled()
+
+    @cython.nonecheck(True)
+    cdef bint is_settled(self) except -1:
         cdef PlainCache cache = self._cache
+        cdef PlainFeed feed = self._feed
         cdef int64_t in_hand = cache.in_hand
-        if not self._cursor.settle():
+        if not ((<PlainCursor>self._cursor).is_settled() if isinstance(self._cursor, PlainCursor) else self._cursor.settle()):
             return False
         if cache.in_hand != in_hand:
-            self._feed.processed()
+            feed.count_processed()
         return True
 
     def wait(self, timeout, work=None, task=None):
@@ -2525,16 +2665,56 @@ cdef class PlainFeedCursor:
 
     def arrived(self):
         """End a wait, as there is something to take: the task that waits takes it within this call, if it may."""
+        self.wake_up()
+
+    @cython.nonecheck(True)
+    cdef int wake_up(self) except -1:
         waiter = self._waiter
         if waiter is None:
-            return
+            return 0
         if self._work is not None and waiter.goes_on(self._task, self._work):
             if self._timeout != INFINITY:
                 self._wait_until = self._feed.now() + self._timeout
                 if self._timer is None:
                     self._set_timer()
-            return
+            return 0
         if self._waiter is waiter:
             self._waiter = None
         self._work = self._task = None
         waiter.complete(True)
+        return 0
+
+
+@cython.auto_pickle(False)
+cdef class PlainMember:
+    """The base of `MemberFeed` in the compiled build."""
+
+    cdef public object _cursor, _feed, _shared, _skip_below, _taken, _unprocessed, selection
+    cdef public bint has_own_link
+
+    def take(self, limit):
+        """Take what is there, at most `limit` events; empty where nothing is. What was taken before is processed."""
+        if (
+            self._unprocessed is not None or self.selection is not None or self._skip_below is not None
+            or self.has_own_link or not isinstance(self._cursor, PlainFeedCursor)
+        ):
+            return self._take(limit)
+        events = (<PlainFeedCursor>self._cursor).taken(limit)
+        if not events:
+            return events
+        last = events[len(events) - 1]
+        if isinstance(last, EncodedEvent) and ((<EncodedEvent>last)._offset is not None or (<EncodedEvent>last).read()):
+            self._taken = last
+        else:
+            self._note_taken(events)
+        shared = self._shared
+        if shared.is_shared and (shared.is_watching or (self._feed is not None and self._feed.is_filling)):
+            shared.observe()
+        return events
+
+    def processed(self):
+        """Record that what was taken is processed, as the next `take` does, if there is nothing to take."""
+        return (
+            isinstance(self._cursor, PlainFeedCursor) and self.selection is None and not self.has_own_link
+            and (<PlainFeedCursor>self._cursor).is_settled()
+        )

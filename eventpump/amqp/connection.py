@@ -41,6 +41,7 @@ from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of, ta
 from eventpump.amqp.session import Session
 from eventpump.amqp.trace import Trace
 from eventpump.amqp.types import Symbol
+from eventpump.compiled import based_on_core, core
 from eventpump.errors import ClosedError, ProtocolError
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
@@ -131,6 +132,7 @@ class FlowAnswered:
     link: Link
 
 
+@based_on_core("PlainMessages")
 @dataclass(slots=True, init=False)
 class Messages:
     """Messages arrived on a link, in order.
@@ -313,6 +315,7 @@ def _trace_run(trace: Trace, link: Link, payloads: list[bytes]) -> None:
     trace.transfers(channel, handle, len(payloads), sum(map(len, payloads)), is_sent=False)
 
 
+@based_on_core("PlainConnection")
 class Connection:
     """One end of a connection, in either role.
 
@@ -323,6 +326,30 @@ class Connection:
         unfinished_bytes: Counts what has arrived of messages that are not whole, over all links.
         kept: What the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
     """
+
+    __slots__ = (
+        "_events",
+        "_forms",
+        "_frames",
+        "_inboxes",
+        "_is_plain",
+        "_max_frame_size",
+        "_pending_size",
+        "_sessions_by_remote_channel",
+        "_turn",
+        "_wanted",
+        "config",
+        "kept",
+        "limits",
+        "links",
+        "output",
+        "pending",
+        "remote",
+        "role",
+        "sessions",
+        "state",
+        "unfinished_bytes",
+    )
 
     def __init__(self, config: ConnectionConfig, role: Role) -> None:
         self.config = config
@@ -340,6 +367,8 @@ class Connection:
         self._events: list[Event] = []
         self._inboxes: dict[Link, Messages] = {}
         self._forms: dict[bytes, Form] = {}
+        self._max_frame_size = config.max_frame_size
+        self._is_plain = config.weigh is None
         self.limits = config.limits
         self.unfinished_bytes = UnfinishedBytes()
         self.kept = 0
@@ -352,6 +381,7 @@ class Connection:
     @trace.setter
     def trace(self, trace: Trace | None) -> None:
         self._frames.trace = trace
+        self._is_plain = trace is None and self.config.weigh is None
 
     @property
     def is_open(self) -> bool:
@@ -544,6 +574,16 @@ class Connection:
                     pos = missing
                 else:
                     data = b"".join(self.pending)
+        except ProtocolError as error:
+            return self._fail(error.condition, error.description)
+        return self._receive_from(data, pos)
+
+    _receive = receive
+    """What the compiled core does not do."""
+
+    def _receive_from(self, data: bytes, pos: int) -> list[Event]:
+        """Handle what was read and is not handled yet; return all events."""
+        try:
             size = len(data)
             while pos < size and self._turn > 0:
                 is_framed = self.state in _FRAMED
@@ -653,10 +693,10 @@ class Connection:
         trace = self._frames.trace
         while end - pos >= 8:
             form = forms.get(data[pos + 4 : pos + 16]) if is_opened else None
-            session = None if form is None else self._sessions_by_remote_channel.get(form.channel)
-            if form is not None and session is not None and session.state is _MAPPED:
-                link = session.links_by_remote_handle.get(form.handle)
-                if link is not None and link.is_receiver and link.state is _ATTACHED and link.incoming.buffer is None:
+            if form is not None:
+                link = form.link
+                session = link.session
+                if link.state is _ATTACHED and session.state is _MAPPED and link.incoming.buffer is None:
                     box = inboxes.get(link) if inboxes else None
                     if box is None or not (box.delivery_ids or box.formats):
                         # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
@@ -914,6 +954,8 @@ class Connection:
     def _forget(self, link: Link) -> None:
         """Forget what is kept for a link that both ends have ended, and its name, unless another link has it by now."""
         self.kept -= link.kept
+        for key in [key for key, form in self._forms.items() if form.link is link]:
+            del self._forms[key]
         if self.links.get((link.name, link.is_receiver)) is link:
             del self.links[link.name, link.is_receiver]
 
@@ -925,7 +967,9 @@ class Connection:
 
     def _learn_form(self, transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> None:
         """Keep the form of the transfer at `pos` where it is plain: the next ones that have it need no decoding."""
-        form = form_of(transfer, data, pos, payload, channel)
+        session = self._sessions_by_remote_channel.get(channel)
+        link = None if session is None else session.links_by_remote_handle.get(transfer.handle)
+        form = None if link is None else form_of(transfer, data, pos, payload, link)
         if form is None:
             return
         if len(self._forms) >= _MAX_FORMS:
@@ -934,3 +978,7 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"Connection({self.role.value}, {self.state.value})"
+
+
+if core is not None:
+    core.receive_transfers(_OPENED, _MAPPED, _ATTACHED)

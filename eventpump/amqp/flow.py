@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
 from collections import deque
 
 from eventpump.amqp.config import ConnectionConfig
@@ -11,6 +10,7 @@ from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
 from eventpump.amqp.frames import FrameWriter
 from eventpump.amqp.performatives import AmqpError, Composite, Flow
 from eventpump.amqp.receiver import UnfinishedBytes
+from eventpump.compiled import based_on_core
 
 UINT = 0xFFFF_FFFF
 
@@ -24,7 +24,8 @@ class SessionState(enum.Enum):
     ENDED = "ended"
 
 
-class SessionFlow(ABC):
+@based_on_core("PlainSession")
+class SessionFlow:
     """A session as its links see it. What a link sends goes out here; `Session` adds what the peer sends.
 
     Args:
@@ -37,6 +38,25 @@ class SessionFlow(ABC):
         remote_incoming_window: How many transfers the peer takes now.
         is_starved: Whether a sender was held back by the window since it last opened.
     """
+
+    __slots__ = (
+        "_blocked",
+        "_initial_outgoing_id",
+        "channel",
+        "config",
+        "frames",
+        "incoming_window",
+        "is_starved",
+        "next_incoming_id",
+        "next_outgoing_id",
+        "outgoing_delivery_id",
+        "remote_channel",
+        "remote_incoming_window",
+        "reopens_at",
+        "state",
+        "unfinished_bytes",
+        "unsettled",
+    )
 
     def __init__(
         self, frames: FrameWriter, config: ConnectionConfig, unfinished_bytes: UnfinishedBytes, channel: int
@@ -58,9 +78,9 @@ class SessionFlow(ABC):
         self._blocked: deque[tuple[int, bytes, memoryview]] = deque()
         self._initial_outgoing_id = config.first_transfer_id
 
-    @abstractmethod
     def end(self, error: AmqpError | None = None) -> None:
         """End the session (2.5.5). Does nothing on one that is ending."""
+        raise NotImplementedError
 
     @property
     def is_open(self) -> bool:

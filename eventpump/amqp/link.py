@@ -15,6 +15,7 @@ from eventpump.amqp.flow import UINT, SessionFlow, SessionState
 from eventpump.amqp.performatives import AmqpError, Attach, Detach, Disposition, Flow, Source, Target, Transfer
 from eventpump.amqp.receiver import Delivery, Reassembly, Violation
 from eventpump.amqp.types import UInt
+from eventpump.compiled import based_on_core
 from eventpump.errors import ClosedError, EventTooLargeError, ProtocolError
 
 _SPARE = 34
@@ -115,6 +116,7 @@ def _serial_difference(first: int, second: int) -> int:
     return ((first - second + (1 << 31)) & UINT) - (1 << 31)
 
 
+@based_on_core("PlainLink")
 class Link:
     """One end of a link. Made by `Session.attach`, or for the peer's attach by the engine.
 
@@ -131,6 +133,33 @@ class Link:
         snd_settle_mode: The settlement mode that this end's attach states (2.8.2): 0 unsettled, 1 settled, 2 mixed.
         context: Free for the shell that owns the link.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_enforces_credit",
+        "_pack",
+        "_prefix",
+        "allowance",
+        "answers_echo",
+        "context",
+        "credit",
+        "delivery_count",
+        "drain",
+        "handle",
+        "incoming",
+        "is_detach_reported",
+        "is_probed",
+        "is_receiver",
+        "is_remote_initiated",
+        "kept",
+        "largest_message",
+        "name",
+        "remote",
+        "remote_handle",
+        "session",
+        "snd_settle_mode",
+        "state",
+    )
 
     def __init__(
         self, session: SessionFlow, name: str, handle: int, *, is_receiver: bool, is_remote_initiated: bool

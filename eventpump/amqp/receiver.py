@@ -6,11 +6,14 @@ decoding: those that a peer writes like an earlier one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from eventpump.amqp.codec import skip
 from eventpump.amqp.performatives import Transfer
-from eventpump.compiled import core
+from eventpump.compiled import based_on_core, core
+
+if TYPE_CHECKING:
+    from eventpump.amqp.link import Link
 
 _TRANSFER_MARK = b"\x00\x53\x14\xc0"
 _ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
@@ -53,6 +56,7 @@ class UnfinishedBytes:
         self.count -= size
 
 
+@based_on_core("PlainReassembly")
 class Reassembly:
     """The delivery that is arriving on a link.
 
@@ -129,6 +133,8 @@ class Form(NamedTuple):
         rest: The fields after the tag.
         rest_at: Where they begin.
         payload_at: Where the payload begins.
+        link: The link, as long as the peer has it attached: while it is attached and its session mapped, no other has
+            its handle and channel.
     """
 
     prefix: bytes
@@ -138,8 +144,7 @@ class Form(NamedTuple):
     rest: bytes
     rest_at: int
     payload_at: int
-    channel: int
-    handle: int
+    link: Link
 
 
 def take_run(form: Form, data: bytes, pos: int, largest: int, room: int, inbox: list[bytes]) -> int:
@@ -155,7 +160,7 @@ def take_run(form: Form, data: bytes, pos: int, largest: int, room: int, inbox: 
     Returns:
         Where the run ends; `pos` if the frame there has another form, is larger, or is not whole.
     """
-    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, _, _ = form
+    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, _ = form
     end = len(data)
     while room > 0 and end - pos >= payload_at:
         size = _from_bytes(data[pos : pos + 4], "big")
@@ -180,8 +185,8 @@ if core is not None:
     take_run = core.take_run
 
 
-def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> Form | None:
-    """Return how a transfer is written, whose frame begins at `pos`; None where it is not plain, or unusual."""
+def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, link: Link) -> Form | None:
+    """Return how a link's transfer is written, whose frame begins at `pos`; None where it is not plain, or unusual."""
     if not transfer.settled or transfer.message_format or transfer.more or transfer.aborted:
         return None
     if data[pos + 4] != 2 or data[pos + 8 : pos + 12] != _TRANSFER_MARK:
@@ -202,6 +207,5 @@ def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, channel: in
         rest=data[rest_at:payload],
         rest_at=rest_at - pos,
         payload_at=payload - pos,
-        channel=channel,
-        handle=transfer.handle,
+        link=link,
     )

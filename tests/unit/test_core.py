@@ -35,11 +35,15 @@ import pytest
 
 from eventpump import EventBatch, EventData, EventError, EventTooLargeError, ReceivedEvent, compiled
 from eventpump.amqp import receiver
+from eventpump.amqp.connection import Connection, Messages
+from eventpump.amqp.link import Link
 from eventpump.amqp.message import Data, Message
 from eventpump.amqp.performatives import Transfer, decode_performative
-from eventpump.amqp.receiver import Form, form_of
+from eventpump.amqp.receiver import Form, Reassembly, form_of
+from eventpump.amqp.session import Session
 from eventpump.amqp.types import Char, Decimal32, Float, Int, Symbol, Timestamp, UByte, UInt, ULong
-from eventpump.consumer.link.feed import FeedCursor
+from eventpump.consumer.link.feed import FeedCursor, PartitionFeed
+from eventpump.consumer.link.member import MemberFeed
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.router import HashRouter, RingRouter, RoundRobinRouter
@@ -47,18 +51,22 @@ from eventpump.core.status import BatchState
 from eventpump.eventhubs import events as module
 from eventpump.eventhubs import sealing
 from eventpump.eventhubs.envelope import envelope_head
-from eventpump.eventhubs.events import received_events, received_events_in_python
+from eventpump.eventhubs.events import EventPosition, received_events, received_events_in_python
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, number_events_in_python, pieces_of_in_python
+from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.options.consumer import FeedSettings
 from eventpump.producer.accumulator import Batch, BatchAccumulator, BufferRoom, Lane
 from eventpump.producer.intake import DeliveryReceipt, Intake
 from eventpump.producer.packing import BatchPacker
+from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.fuzz.entry import seed_of_today
 from tests.support import messages
 from tests.support.damage import damage, outcome
-from tests.support.inside import published
+from tests.support.inside import forms_of, published
 from tests.support.messages import message
+from tests.unit.amqp.pair import Pair
 
 core: Any = compiled.core
 pytestmark = [
@@ -114,7 +122,7 @@ def form_of_frame(data: bytes) -> Form | None:
     """Return the form of the first frame."""
     size = int.from_bytes(data[:4], "big")
     transfer, payload = decode_performative(data, 8, size)
-    return form_of(transfer, data, 0, payload, 0)
+    return form_of(transfer, data, 0, payload, cast("Link", None))
 
 
 def stream(random: Random) -> bytes:
@@ -1524,7 +1532,8 @@ def test_cache_whose_parts_are_replaced_reads_nothing_else(value: object) -> Non
         for name in names:
             cache: EventCache[bytes] = EventCache(list)
             cursor, account = cache.cursor(), BufferBudget(100, 10).open(lambda: None)
-            reader: FeedCursor[bytes] = FeedCursor(cast("Any", SimpleNamespace(processed=list)), cursor, cache)
+            feed: PartitionFeed[bytes] = PartitionFeed.__new__(PartitionFeed)
+            reader: FeedCursor[bytes] = FeedCursor(feed, cursor, cache)
             for each in (cache, cursor, account, reader):
                 if type(each) is kind:
                     with suppress(TypeError):
@@ -1544,3 +1553,56 @@ def test_cache_whose_parts_are_replaced_reads_nothing_else(value: object) -> Non
             for call in calls:
                 with suppress(AttributeError, TypeError, IndexError, KeyError):
                     call()
+
+
+@pytest.mark.parametrize("value", [None, [], {}, (), 0.5, 2**62, -1], ids=repr)
+def test_connection_whose_parts_are_replaced_receives_nothing_else(value: object) -> None:
+    """Likewise: transfers of a known form are received, or there is an error."""
+    transfer = frame(Transfer(handle=0, delivery_id=0, delivery_tag=b"1234", message_format=0, settled=True), b"x")
+    parts: list[tuple[type, tuple[str, ...]]] = [
+        (Connection, ("_events", "_forms", "_inboxes", "_is_plain", "_max_frame_size", "_turn", "pending", "state")),
+        (Link, ("allowance", "credit", "delivery_count", "incoming", "is_receiver", "largest_message", "session")),
+        (Link, ("state",)),
+        (Session, ("incoming_window", "next_incoming_id", "reopens_at", "state")),
+        (Reassembly, ("buffer",)),
+    ]
+    for kind, names in parts:
+        for name in names:
+            pair = Pair().open()
+            _, link = pair.link(pair.session()[0], is_receiver=False)
+            link.set_credit(100)
+            (found,) = pair.server.receive(transfer)
+            assert isinstance(found, Messages)
+            for each in (pair.server, link, link.session, link.incoming):
+                if type(each) is kind:
+                    with suppress(TypeError, OverflowError):
+                        setattr(each, name, value)
+            with suppress(AttributeError, TypeError, ValueError, OverflowError, AssertionError):
+                assert type(pair.server.receive(transfer * 2)) is list
+    pair = Pair().open()
+    _, link = pair.link(pair.session()[0], is_receiver=False)
+    link.set_credit(100)
+    pair.server.receive(transfer)
+    for form in ((), None, (b"",) * 8, (None,) * 8):
+        forms_of(pair.server)[transfer[4:16]] = form
+        with suppress(AttributeError, TypeError, ValueError):
+            pair.server.receive(transfer)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, (), 0.5], ids=repr)
+async def test_member_whose_parts_are_replaced_takes_nothing_else(value: object) -> None:
+    """Likewise: of what a subscription reads, and of the feed that it reads."""
+    hub, wrap = FakeHub(partitions=1), partial(received_events, None)
+    names = ("_cursor", "_feed", "_shared", "_skip_below", "_taken", "_unprocessed", "selection", "has_own_link")
+    for name in (*names, "facts", "account", "_cache", "_credit", "_cursors", "_kept", "_plain", "_streams", "now"):
+        member: MemberFeed = MemberFeed.__new__(MemberFeed)
+        spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest())
+        settings, budget = FeedSettings(hub=hub.name), BufferBudget(4000, 4000)
+        feed = PartitionFeed(FakeTransport(hub), spec, settings, wrap=wrap, rng=Random(1), budget=budget)
+        member._cursor, member._feed = feed.cursor(), feed
+        member._shared = cast("Any", SimpleNamespace(is_shared=False, is_watching=False))
+        with suppress(TypeError, AttributeError):
+            setattr(member if name in names else feed, name, value)
+        for call in (lambda: feed.messages([b"x"]), lambda: member.take(5), lambda: member.processed()):  # noqa: B023
+            with suppress(AttributeError, TypeError, IndexError, KeyError, AssertionError):
+                call()

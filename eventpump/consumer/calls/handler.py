@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
@@ -139,6 +139,22 @@ class InHand:
         self.runner = self.call = None
 
 
+@dataclass(slots=True, eq=False)
+class BegunCall:
+    """A call of which the first step is made, and which has not ended well with it.
+
+    Attributes:
+        steps: The rest of its steps; None where it has none.
+        waits_for: What it waits for.
+        error: What it has raised.
+    """
+
+    hand: InHand
+    steps: Generator[Any, Any, Any] | None = None
+    waits_for: object = None
+    error: BaseException | None = None
+
+
 class HandlerRunner:
     """Runs the methods of a partition's processor, each in the task that calls `run`; several tasks may do so.
 
@@ -267,11 +283,29 @@ class HandlerRunner:
         *,
         is_batch: bool = False,
     ) -> None:
-        """Run a method of the processor, as `run` does.
+        """Run a method of the processor, as `run` does. The arguments are those of `begin`."""
+        begun = self.begin(call, method, args, events, is_batch=is_batch)
+        if begun is not None:
+            await self.finish(call, begun)
+
+    def begin(
+        self,
+        call: Call,
+        method: Callable[..., Awaitable[None]],
+        args: tuple[object, ...],
+        events: Sequence[ReceivedEvent],
+        *,
+        is_batch: bool = False,
+    ) -> BegunCall | None:
+        """Call a method of the processor, and make the first step of what it returns.
 
         Args:
             call: A call of the current task that does not run. One is enough for all batches that follow each other.
             is_batch: Whether it is `process_events`, so that `is_in_batch` is true in it.
+
+        Returns:
+            None where the method has ended with that step, as most do; `Call.ended` is when. Otherwise what `finish`
+            has to be awaited with at once: it waits, or has failed.
         """
         call.events = events
         # As `began`, without a call for each batch.
@@ -282,7 +316,6 @@ class HandlerRunner:
         self._calls[call] = None
         if self._slow_timer is None:
             self._set_slow_timer(call.slow_at)
-        raised: BaseException | None = None
         # A new object for each try: what an earlier try left running is not part of this one.
         hand = InHand()
         hand.runner, hand.call = self, call
@@ -303,24 +336,40 @@ class HandlerRunner:
             except GeneratorExit as escaped:
                 raise RuntimeError(ESCAPED) from escaped
             finally:
-                ended = now()
+                ended = call.ended = now()
                 if ended - began > NOTED_STEP:
                     self._watched.noted(ended - began)
-            if waits_for is not _DONE:  # most handlers do not wait
+        except BaseException as error:
+            return BegunCall(hand, error=error)
+        if waits_for is not _DONE:
+            return BegunCall(hand, steps, waits_for)
+        if call.task.cancelling():
+            return BegunCall(hand)
+        hand.runner = hand.call = None  # as `InHand.ended`
+        call.work, call.events = None, ()
+        if is_batch:
+            self._batch = None
+        del self._calls[call]
+        return None
+
+    async def finish(self, call: Call, begun: BegunCall) -> None:
+        """Run the rest of a call of `begin`. Raises as `run`."""
+        raised, begun.error = begun.error, None
+        try:
+            if begun.steps is not None:
                 watched = self._watched
-                await watched.rest(steps, waits_for)
-                ended = watched.ended
-            call.ended = ended
+                await watched.rest(begun.steps, begun.waits_for)
+                call.ended = watched.ended
         except GeneratorExit:
             # This coroutine is being closed, and must not wait any more.
             raise
         except BaseException as error:
             raised = error
         finally:
-            hand.runner = hand.call = None  # as `InHand.ended`
-            call.work = None
-            if is_batch:
+            if self._batch is begun.hand:
                 self._batch = None
+            begun.hand.ended()
+            call.work = None
         del self._calls[call]
         if call.is_late or call.task.cancelling():
             await self.take_cancellation_back()

@@ -13,6 +13,7 @@ from typing import NoReturn, Protocol
 
 from eventpump.aio.retry import within_try
 from eventpump.aio.tasks import TaskSet, resolve
+from eventpump.compiled import based_on_core
 from eventpump.core.kept_link import KEPT_LINK_STEPS, KeptLinkInput, KeptLinkState, LinkFailures
 from eventpump.core.silence import HubAnswer
 from eventpump.errors import EventError, EventPumpError, LinkDetachedError, ServiceError
@@ -34,6 +35,7 @@ class FeedFullError(LinkDetachedError):
         )
 
 
+@based_on_core("PlainFacts")
 @dataclass(slots=True)
 class LinkFacts:
     """What is known of a link and of what was received over it.

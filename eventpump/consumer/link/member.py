@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from eventpump.aio.tasks import resolve
+from eventpump.compiled import based_on_core
 from eventpump.consumer.link.feed import FeedCursor, FeedStream, PartitionFeed
 from eventpump.consumer.link.kept_link import LinkFacts
 from eventpump.consumer.link.position_search import FIRST_EVENT_TIME
@@ -69,6 +70,7 @@ class MemberCalls:
     link_changed: Callable[[], None]
 
 
+@based_on_core("PlainMember")
 class MemberFeed:
     """One subscription's events of a shared link, each once and in order. Made by `SharedPartition.join`.
 
@@ -76,6 +78,32 @@ class MemberFeed:
         slow_after: Seconds after which it counts as slow while it holds the others back.
         catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
     """
+
+    __slots__ = (
+        "_cursor",
+        "_doubt",
+        "_error",
+        "_feed",
+        "_finding",
+        "_first_unread",
+        "_is_waiting",
+        "_name",
+        "_number",
+        "_pin",
+        "_position",
+        "_shared",
+        "_skip_below",
+        "_taken",
+        "_unprocessed",
+        "_waiter",
+        "calls",
+        "catch_up_group",
+        "has_own_link",
+        "hub_created_at",
+        "pressure",
+        "selection",
+        "shares_from",
+    )
 
     def __init__(
         self,
@@ -174,18 +202,19 @@ class MemberFeed:
                 events = self._skip(cursor, events, limit, self._skip_below)
             if events:
                 # Only the last one: the others are kept as long as the processor needs them, and no longer.
-                last = events[-1]
-                try:
-                    last.sequence_number  # noqa: B018 - whether it can be read is the question
-                    self._taken = last
-                except EventError:
-                    self._taken = _last_of(events) or self._taken
+                self._note_taken(events)
             shared = self._shared
             if shared.is_shared and (shared.is_watching or (self._feed is not None and self._feed.is_filling)):
                 shared.observe()
         if self.has_own_link:
             self._shared.rejoin(self)
         return events
+
+    def _note_taken(self, events: Sequence[ReceivedEvent]) -> None:
+        self._taken = _last_of(events) or self._taken
+
+    _take = take
+    """What the compiled core does not do."""
 
     def processed(self) -> bool:
         """Record that what was taken is processed, as the next `take` does, if there is nothing to take."""

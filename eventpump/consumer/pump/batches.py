@@ -254,6 +254,10 @@ class BatchDispatch(SerialDispatch):
         self._queue = source.queue
         self._offer: Offer | None = None
 
+    def begin(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Return False: `deliver` does all."""
+        return False
+
     async def deliver(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
     ) -> tuple[ReceivedEvent, ...]:

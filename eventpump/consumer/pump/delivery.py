@@ -156,6 +156,8 @@ class Delivery:
             if not partition.continuity.follows(events):
                 self._before_gap = events
                 return False
+            if dispatch.begin(partition, events):
+                return feed.processed()
             steps = dispatch.deliver(partition, events).__await__()
             waits_for = next(steps)
         except StopIteration as stop:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
-from eventpump.consumer.calls.handler import Call, HandlerRunner, has_place
+from eventpump.consumer.calls.handler import BegunCall, Call, HandlerRunner, has_place
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.parts import PumpParts
 from eventpump.consumer.pump.steps import Steps
@@ -35,6 +35,13 @@ class Dispatch(Protocol):
 
         Returns:
             The events of it that were not accepted because of requests: deliver them again once those are carried out.
+        """
+
+    def begin(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Deliver a batch within this call, if nothing has to be waited for. Called in the pump's task.
+
+        Returns:
+            Whether it is processed. If not, `deliver` is to be called with it at once, which goes on with it.
         """
 
     async def settle(self, *, heeds_requests: bool) -> bool:
@@ -85,6 +92,7 @@ class SerialDispatch:
         self._held_back: asyncio.Future[None] | None = None
         # All its batches are processed in one task, one after the other.
         self._call: Call | None = None
+        self._begun: BegunCall | None = None
 
     @property
     def in_hand(self) -> int:
@@ -95,44 +103,29 @@ class SerialDispatch:
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
     ) -> tuple[ReceivedEvent, ...]:
         """Deliver a batch, or one of its events, until it is processed or passed over. See `Dispatch.deliver`."""
-        tracker, processor, context = partition.tracker, partition.processor, self._context
-        ledger = self._loop_gate.ledger
-        # An event whose place cannot be read is covered by the checkpoint of a later one.
-        last = events[-1] if events else None
-        try:
-            if last is not None:
-                last.sequence_number  # noqa: B018 - whether it can be read is the question
-        except EventError:
-            last = next(filter(has_place, reversed(events)), None)
-        is_replay = partition.replayed.is_running
+        begun, self._begun = self._begun, None
+        ledger, last, is_replay = self._loop_gate.ledger, _last_of(events), partition.replayed.is_running
         # No checkpoint is stored for what a replay delivers.
         steps = None if is_replay else self._steps
-        call = self._call
-        if call is None:
-            call = self._call = self._runner.call("process_events")
-        while self._ownership.may_deliver():
-            if ledger.is_watching and await self._hold_back():
+        while begun is not None or self._ownership.may_deliver():
+            if begun is None and ledger.is_watching and await self._hold_back():
                 continue
             step, operation, belongs = None, "process_events", True
             try:
-                if partition.doubts and events and events[0] in partition.doubts:
+                if begun is None and partition.doubts and events and events[0] in partition.doubts:
                     operation = "filter"
                     belongs = await still_belongs(self._runner, partition, partition.doubts, events[0], events[0])
                     operation = "process_events"
                 if belongs:
-                    if last is not None:
-                        context.last_delivered = last
-                        if not is_replay:
-                            tracker.events_delivered(last, is_again=is_narrowed)
-                    if steps is not None:
-                        steps.begin(partition, events)
-                    process = processor.process_events
-                    if self._telemetry is not None:
-                        process = self._telemetry.around(process)
-                    await self._runner.run_call(call, process, (context, events), events, is_batch=True)
+                    waiting, begun = begun, None
+                    if waiting is None:
+                        waiting = self._begin(partition, events, last, is_replay=is_replay, is_narrowed=is_narrowed)
+                    if waiting is not None:
+                        assert self._call is not None
+                        await self._runner.finish(self._call, waiting)
             except Exception as error:
                 if not is_replay:
-                    tracker.events_failed()
+                    partition.tracker.events_failed()
                 if steps is not None and operation == "process_events":
                     steps.record()
                     # What is finished is not delivered again.
@@ -151,20 +144,70 @@ class SerialDispatch:
                     continue
             if step is _NARROW:
                 return events if self._requests.interrupts_batch() else await self._deliver_singly(partition, events)
-            if self._failures.in_a_row:
-                self._failures.settled()
             if partition.doubts and events:
                 partition.doubts.pop(events[0], None)
-            if not is_replay:
-                # A batch that did not fail was processed just now.
-                ended = call.ended if step is None and belongs else None
-                if steps is not None and ended is not None:
-                    events = steps.end()
-                partition.processed(last, len(events), now=ended)
-                if last is not None and self._requests.drains:
-                    self._requests.processed(last.sequence_number + 1)
+            self._passed(partition, events, last, is_replay=is_replay, is_called=step is None and belongs)
             return ()
         return ()
+
+    def begin(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Call `process_events`, if nothing has to be waited for before that. See `Dispatch.begin`."""
+        if self._loop_gate.ledger.is_watching or not self._ownership.may_deliver():
+            return False
+        last, is_replay = _last_of(events), partition.replayed.is_running
+        self._begun = self._begin(partition, events, last, is_replay=is_replay)
+        if self._begun is not None:
+            return False
+        self._passed(partition, events, last, is_replay=is_replay)
+        return True
+
+    def _begin(
+        self,
+        partition: OpenPartition,
+        events: tuple[ReceivedEvent, ...],
+        last: ReceivedEvent | None,
+        *,
+        is_replay: bool,
+        is_narrowed: bool = False,
+    ) -> BegunCall | None:
+        """Call `process_events`. See `HandlerRunner.begin`."""
+        context, call = self._context, self._call
+        if call is None:
+            call = self._call = self._runner.call("process_events")
+        if last is not None:
+            context.last_delivered = last
+            if not is_replay:
+                partition.tracker.events_delivered(last, is_again=is_narrowed)
+        if self._steps is not None and not is_replay:
+            self._steps.begin(partition, events)
+        process = partition.processor.process_events
+        if self._telemetry is not None:
+            process = self._telemetry.around(process)
+        return self._runner.begin(call, process, (context, events), events, is_batch=True)
+
+    def _passed(
+        self,
+        partition: OpenPartition,
+        events: tuple[ReceivedEvent, ...],
+        last: ReceivedEvent | None,
+        *,
+        is_replay: bool,
+        is_called: bool = True,
+    ) -> None:
+        """Record that a batch is processed, by a call that has ended just now, or passed over."""
+        if self._failures.in_a_row:
+            self._failures.settled()
+        if is_replay:
+            return
+        ended: float | None = None
+        if is_called:
+            assert self._call is not None
+            ended = self._call.ended
+            if self._steps is not None:
+                events = self._steps.end()
+        partition.processed(last, len(events), now=ended)
+        if last is not None and self._requests.drains:
+            self._requests.processed(last.sequence_number + 1)
 
     async def _deliver_singly(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]
@@ -230,6 +273,17 @@ class SerialDispatch:
         """Wait before another attempt, in seconds, or until there is a request. Return whether it may follow."""
         await wait_for_event(self._requests.news, delay)
         return not self._requests.is_due
+
+
+def _last_of(events: tuple[ReceivedEvent, ...]) -> ReceivedEvent | None:
+    """Return the last event whose place can be read: the others are covered by the checkpoint of a later one."""
+    last = events[-1] if events else None
+    try:
+        if last is not None:
+            last.sequence_number  # noqa: B018 - whether it can be read is the question
+    except EventError:
+        return next(filter(has_place, reversed(events)), None)
+    return last
 
 
 async def still_belongs(

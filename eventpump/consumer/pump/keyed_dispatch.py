@@ -47,6 +47,10 @@ class KeyedDispatch(KeyedDriver):
         """Events that were accepted, and are neither processed nor passed over."""
         return self._queue.events
 
+    def begin(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+        """Return False: `deliver` does all."""
+        return False
+
     async def deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> tuple[ReceivedEvent, ...]:
         """Accept a batch, as there is room for it; see `Dispatch`."""
         self._partition = partition

@@ -56,7 +56,8 @@ class ContinuityCheck(Generic[_T]):
         """Return whether no sequence number is missing before or in a batch. Reads only its first and last event."""
         numbers, count = self.numbers, len(events)
         try:
-            first, last = self._number_of(events[0]), self._number_of(events[-1])
+            first = self._number_of(events[0])
+            last = first if count == 1 else self._number_of(events[-1])
         except EventError:
             # The reader of the event finds that out as well. Which number should follow is not known.
             numbers.expected = None

@@ -11,6 +11,7 @@ from eventpump.amqp.connection import (
     SASL_HEADER,
     Closed,
     Connection,
+    Messages,
     Opened,
     Role,
     SaslRequested,
@@ -179,6 +180,30 @@ def test_receive_counts_plain_transfers_as_frames_of_a_turn() -> None:
     assert len(came) == 50
     assert not pair.server.receive(b"")
     assert not pair.server.is_behind
+
+
+def test_receive_ends_its_turn_within_a_read_of_a_known_form() -> None:
+    """A run at the beginning of a read counts, ends with the turn, and is reported with what follows it."""
+    pair = opened()
+    sender, receiver = pair.link(pair.session()[0], is_receiver=False)
+    receiver.set_credit(100)
+    pair.run()
+
+    def send(*numbers: int) -> bytes:
+        sender.send_run([b"%d" % number for number in numbers])
+        return pair.client.data_to_send()
+
+    assert payloads(pair.server.receive(send(0, 1))) == [b"0", b"1"]
+    assert payloads(pair.server.receive(send(2, 3, 4, 5), 3)) == [b"2", b"3", b"4"]
+    assert pair.server.is_behind
+    assert payloads(pair.server.receive(b"")) == [b"5"]
+    sender.send_run([b"6", b"7", b"8"])
+    for number in (b"9", b"10"):
+        sender.send(number, settled=True, tag=number)  # in a form of its own
+    found = only(pair.server.receive(pair.client.data_to_send(), 3 + FRAME_COST), Messages)
+    assert found.payloads == [b"6", b"7", b"8", b"9"]
+    assert pair.server.is_behind
+    assert payloads(pair.server.receive(b"", 1)) == [b"10"]
 
 
 @pytest.mark.parametrize("is_settled", [False, True])

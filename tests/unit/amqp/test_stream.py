@@ -6,6 +6,7 @@ import random
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,7 +26,17 @@ from eventpump.amqp.connection import (
     SaslRequested,
 )
 from eventpump.amqp.link import Link
-from eventpump.amqp.performatives import Accepted, AmqpError, Rejected, Source, Target, Transfer
+from eventpump.amqp.performatives import (
+    Accepted,
+    AmqpError,
+    Composite,
+    Detach,
+    End,
+    Rejected,
+    Source,
+    Target,
+    Transfer,
+)
 from tests.support.inside import forms_of, unread_by
 from tests.support.memory import traced_memory
 from tests.unit.amqp.pair import Pair, config, frame, payloads, story
@@ -300,11 +311,20 @@ def transfers(draw: st.DrawFn) -> bytes:
     return size.to_bytes(4, "big") + bytes(start) + content
 
 
-def read(make: type[Connection], *reads: bytes, enforce: bool = True, largest: int = 80) -> Any:
+def read(
+    make: type[Connection],
+    *reads: bytes,
+    enforce: bool = True,
+    largest: int = 80,
+    then: Callable[[Connection, Link], None] = lambda engine, link: None,
+) -> Any:
     """Let an engine with two links, whose counters are about to wrap, read a stream.
 
+    Args:
+        then: Called before the last read.
+
     Returns:
-        All that came of it, and of several reads what it has sent, too.
+        All that came of it, and if all reads are alike what it has sent, too: the windows are opened after a run.
     """
     pair = Pair(server=config(enforce_credit=enforce, incoming_window=8, max_frame_size=600))
     pair.server = make(pair.server.config, Role.SERVER)
@@ -317,19 +337,36 @@ def read(make: type[Connection], *reads: bytes, enforce: bool = True, largest: i
     links = [link for each in pair.server.sessions.values() for link in each.links.values()]
     for link in links:
         link.delivery_count = link.session.next_incoming_id = (1 << 32) - 3
-    events = [event for each in reads for event in pair.server.receive(each)]
+    events: list[Event] = []
+    for number, each in enumerate(reads, 1):
+        if number == len(reads):
+            then(pair.server, links[0])
+        events += pair.server.receive(each)
     counts = [(link.credit, link.allowance, link.delivery_count, link.incoming.buffer) for link in links]
     ids = [each.next_incoming_id for each in pair.server.sessions.values()]
-    return story(events), counts, ids, pair.server.state, pair.server.data_to_send() if len(reads) > 1 else None
+    return (
+        story(events),
+        counts,
+        ids,
+        pair.server.state,
+        pair.server.data_to_send() if len(reads) > len(set(reads)) == 1 else None,
+    )
 
 
-@given(st.lists(transfers(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=20), st.booleans())
+@given(
+    st.lists(transfers(), min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), max_size=20),
+    st.booleans(),
+    st.sets(st.integers(1, 19)),
+)
 def test_receive_of_odd_transfers_equals_the_general_decoder(
-    kinds: list[bytes], order: list[int], enforce: bool
+    kinds: list[bytes], order: list[int], enforce: bool, cuts: set[int]
 ) -> None:
-    """Whatever transfers a peer writes, the way for runs reads them as the general decoder does."""
-    stream = b"".join(kinds[at % len(kinds)] for at in order)
-    assert read(Connection, stream, enforce=enforce) == read(General, stream, enforce=enforce)
+    """Whatever transfers a peer writes, and however it cuts them, runs are read as by the general decoder."""
+    stream = [kinds[at % len(kinds)] for at in order]
+    places = [0, *sorted(cuts), len(stream)]
+    reads = [b"".join(stream[first:last]) for first, last in pairwise(places)]
+    assert read(Connection, *reads, enforce=enforce) == read(General, *reads, enforce=enforce)
 
 
 PLAIN = frame(0, Transfer(0, 70_000, b"tag", 0, True), b"payload")
@@ -340,8 +377,9 @@ def test_receive_of_a_changed_byte_equals_the_general_decoder(at: int) -> None:
     """A transfer that differs from those before it in any one byte is read as the general decoder reads it."""
     plain = PLAIN
     for value in {0, 1, 2, 4, 10, 0x40, 0x41, 0x42, 0x43, 0x52, 0x70, 0xA0, 0xB0, 0xFF, plain[at] ^ 1, plain[at] + 1}:
-        stream = plain * 3 + plain[:at] + bytes([value & 0xFF]) + plain[at + 1 :] + plain
-        assert read(Connection, stream) == read(General, stream)
+        stream = plain * 2 + plain[:at] + bytes([value & 0xFF]) + plain[at + 1 :] + plain
+        assert read(Connection, plain + stream) == read(General, plain + stream)
+        assert read(Connection, plain, stream) == read(General, plain, stream)
 
 
 @pytest.mark.parametrize("enforce", [False, True])
@@ -354,18 +392,58 @@ def test_receive_of_reads_of_one_transfer_equals_the_general_decoder(enforce: bo
 
 def test_receive_message_too_large_in_known_form() -> None:
     """A message that is too large detaches its link, though transfers of that form need no decoding."""
-    stream = PLAIN + frame(0, Transfer(0, 70_000, b"tag", 0, True), b"z" * 100) + PLAIN
-    found = read(Connection, stream)
-    assert found == read(General, stream)
+    stream = [PLAIN, PLAIN + frame(0, Transfer(0, 70_000, b"tag", 0, True), b"z" * 100) + PLAIN]
+    found = read(Connection, *stream)
+    assert found == read(General, *stream)
     assert any("message-size-exceeded" in text for text in found[0][0])
 
 
 def test_receive_frame_too_large_in_known_form() -> None:
     """A frame that is too large closes the connection, though it is of a known form, and its link takes the message."""
-    stream = PLAIN + frame(0, Transfer(0, 70_000, b"tag", 0, True), b"z" * 600) + PLAIN
-    found = read(Connection, stream, largest=1000)
-    assert found == read(General, stream, largest=1000)
+    stream = [PLAIN, PLAIN + frame(0, Transfer(0, 70_000, b"tag", 0, True), b"z" * 600) + PLAIN]
+    found = read(Connection, *stream, largest=1000)
+    assert found == read(General, *stream, largest=1000)
     assert any("framing-error" in text for text in found[0][0])
+
+
+BEGINNING = frame(0, Transfer(0, 70_000, b"tag", 0, True, more=True), b"begin")
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda engine, link: link.detach(),
+        lambda engine, link: link.session.end(),
+        lambda engine, link: engine.close(),
+        lambda engine, link: engine.receive(BEGINNING),
+        lambda engine, link: link.limit_messages(3),
+        lambda engine, link: link.set_credit(0),
+        lambda engine, link: engine.receive(frame(0, Detach(link.remote_handle, closed=True))),
+        lambda engine, link: engine.receive(frame(0, End())),
+        lambda engine, link: engine.receive(PLAIN[:9]),
+    ],
+    ids=["detached", "ended", "closed", "unfinished", "limited", "no credit", "peer detached", "peer ended", "cut"],
+)
+def test_receive_in_a_known_form_equals_the_general_decoder_whatever_has_happened(
+    then: Callable[[Connection, Link], None],
+) -> None:
+    """A form is known for as long as the link that it is of, and every state is looked at for each read."""
+    reads = [PLAIN, PLAIN * 3, PLAIN * 14]
+    assert read(Connection, *reads, then=then) == read(General, *reads, then=then)
+
+
+@pytest.mark.parametrize("ending", [Detach(0, closed=True), End()])
+def test_form_of_a_link_is_kept_until_the_link_ends(ending: Composite) -> None:
+    """What is kept of a link that has ended would keep the link."""
+    kept: list[int] = []
+
+    def end(engine: Connection, _: Link) -> None:
+        kept.append(len(forms_of(engine)))
+        engine.receive(frame(0, ending))
+        kept.append(len(forms_of(engine)))
+
+    read(Connection, PLAIN, frame(0, Transfer(1, 7, b"tag", 0, True), b"x"), b"", then=end)
+    assert kept == [2, 1 if isinstance(ending, Detach) else 0]
 
 
 # ------------------------------------------------------------------------------------------------- hostility

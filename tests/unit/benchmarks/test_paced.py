@@ -100,7 +100,7 @@ def test_tally_finds_what_was_not_sent(tmp_path: Path, size: int, missing: int) 
         first = FIRST_SEQUENCE_NUMBER + number + (missing if number == 9 else 0)
         tally.add("0", first, first, 1, len(made[number % len(made)].body) + (size if number == 9 else 0), moment)
     (tmp_path / "times").write_bytes(array("q", [0] * each).tobytes())
-    with pytest.raises(AssertionError, match="not what was sent|instead of"):
+    with pytest.raises(AssertionError, match=r"not what was sent|instead of"):
         tally.result()
 
 

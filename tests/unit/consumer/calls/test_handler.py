@@ -6,11 +6,13 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import fields
 
 import pytest
 
 from eventpump.consumer.calls.handler import Call, HandlerRunner, HandlerTimeout, PumpEndedError, as_exception
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
@@ -42,6 +44,10 @@ class _Scene:
             await self.runner.run(operation, method)
         finally:
             self.runner.stop()
+
+
+class _FailedError(Exception):
+    pass
 
 
 async def _forever() -> None:
@@ -246,8 +252,9 @@ async def test_first_step_is_watched_as_any_other(clock: VirtualClock, waits: bo
     assert reports == [(LoopBlocked, pytest.approx(each), "process_events") for each in (3.0, 5.0)]
 
 
-async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
-    """For what the batch started too, until the batch has returned."""
+@pytest.mark.parametrize("pause", [None, 1.0])
+async def test_is_in_batch_is_true_only_in_the_running_batch(pause: float | None) -> None:
+    """For what the batch started too, until the batch has returned, whether it has waited or not."""
     scene, seen, left = _Scene(), [], []
     returned = asyncio.Event()
 
@@ -259,7 +266,8 @@ async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
     async def batch(*_: object) -> None:
         seen.append(scene.runner.is_in_batch)
         left.append(asyncio.ensure_future(later()))
-        await asyncio.sleep(1)
+        if pause is not None:
+            await asyncio.sleep(pause)
 
     seen.append(scene.runner.is_in_batch)
     await scene.runner.run_call(scene.runner.call("process_events"), batch, (None, ()), (), is_batch=True)
@@ -267,7 +275,34 @@ async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
     seen.append(scene.runner.is_in_batch)
     returned.set()
     await left[0]
-    assert seen == [False, True, True, False, False]
+    assert seen == ([False, True, True, False, False] if pause else [False, True, False, False, False])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_call_that_has_ended_keeps_nothing_of_its_batch(fails: bool) -> None:
+    """The pump keeps it for the next one; an error, and what it refers to, is not left to the cyclic collector."""
+    scene, event = _Scene(), ReceivedEvent(b"not read")
+    call = scene.runner.call("process_events")
+    raised: list[weakref.ref[_FailedError]] = []
+
+    async def batch(*_: object) -> None:
+        if fails:
+            error = _FailedError()
+            raised.append(weakref.ref(error))
+            try:
+                raise error
+            finally:
+                del error  # which the frame would keep
+
+    gc.disable()
+    try:
+        with suppress(_FailedError):
+            await scene.runner.run_call(call, batch, (None, (event,)), (event,), is_batch=True)
+        assert [each() for each in raised] == [None] * fails
+    finally:
+        gc.enable()
+        scene.runner.stop()
+    assert (call.events, call.work, call.range) == ((), None, None)
 
 
 async def test_what_a_batch_has_started_keeps_nothing_of_the_pump() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from eventpump.consumer.record.starts import Beginning, HubRecreatedError
 from eventpump.core.sharing import Held
 from eventpump.errors import ConnectionLostError, ConsumerDisconnectedError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR, error_for
-from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec
 from eventpump.options.consumer import FeedSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -131,6 +131,21 @@ async def test_link_begins_at_the_lowest_position() -> None:
         assert await _read(low, 80) == list(range(20, 100))
         assert await _read(high, 40) == list(range(60, 100))
         assert len(world.hub.attached) == 1
+
+
+async def test_place_of_what_was_taken_is_that_of_the_last_event_that_can_be_read() -> None:
+    """A message that is damaged does not hide where to go on after those before it."""
+    async with _world() as world:
+        world.hub.publish("0", count=3)
+        member = world.join("a", _at(0), 0)
+        assert await _read(member, 3) == [0, 1, 2]
+        feed = feed_of(world.shared)
+        assert feed is not None
+        feed.messages(
+            [ReceivedEvent.build(b"x", offset="3", sequence_number=3, enqueued_time=datetime.now(UTC)).raw, b"damaged"]
+        )
+        assert len(member.take(5)) == 2
+        assert member.number == 4
 
 
 async def test_one_that_does_not_come_is_waited_for_a_second(clock: Any) -> None:

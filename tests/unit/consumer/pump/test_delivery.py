@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.clock import SuspendedTime
 from eventpump.compiled import core
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.delivery import Delivery
@@ -53,6 +54,18 @@ async def test_handler_that_does_not_wait_is_called_without_a_step_of_the_task()
         await _come(fleet, 10)
         assert len(below) == 10
         assert not any(below[1:])
+
+
+async def test_what_comes_once_the_lease_has_run_out_is_not_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was suspended while the pump waited: its timers do not know yet that the lease is gone."""
+    slept = 0.0
+    monkeypatch.setattr("eventpump.clock._SUSPENDED", SuspendedTime(lambda: 0.0, lambda: slept))
+    async with stocked() as fleet:
+        await fleet.start("a")
+        await _come(fleet, 2)
+        slept += 31
+        await _come(fleet, 1, pause=40)
+        assert [each.owner_level for each in fleet.record.deliveries] == [1, 1, 2]
 
 
 async def test_handlers_run_in_the_task_and_the_context_of_their_pump() -> None:
