@@ -103,11 +103,11 @@ cdef inline int64_t size_at(const unsigned char *at) noexcept nogil:
     return (<int64_t>at[0] << 24) | (<int64_t>at[1] << 16) | (<int64_t>at[2] << 8) | <int64_t>at[3]
 
 
-# ------------------------------------------------------------------------- amqp/receiver.py: transfers of one form
+# ------------------------------------------------------------------------- amqp/forms.py: transfers of one form
 
 
 def take_run(form not None, bytes data not None, Py_ssize_t pos, int64_t largest, Py_ssize_t room, list inbox not None):
-    """See `eventpump.amqp.receiver.take_run`."""
+    """See `eventpump.amqp.forms.take_run`."""
     cdef bytes prefix, tag_mark, rest
     cdef Py_ssize_t id_at, tag_at, rest_at, payload_at
     prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, _ = form

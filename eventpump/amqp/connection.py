@@ -17,6 +17,7 @@ from typing import Any
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
 from eventpump.amqp.flow import UINT, SessionState
+from eventpump.amqp.forms import Form, form_of, take_run
 from eventpump.amqp.frames import MIN_MAX_FRAME_SIZE, FrameWriter
 from eventpump.amqp.limits import LINK_COST, SESSION_COST, cost_of
 from eventpump.amqp.link import AttachState, Link
@@ -37,7 +38,7 @@ from eventpump.amqp.performatives import (
     Transfer,
     decode_performative,
 )
-from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of, take_run
+from eventpump.amqp.receiver import Delivery, UnfinishedBytes
 from eventpump.amqp.session import Session
 from eventpump.amqp.trace import Trace
 from eventpump.amqp.types import Symbol

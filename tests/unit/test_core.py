@@ -34,12 +34,13 @@ import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 
 from eventpump import EventBatch, EventData, EventError, EventTooLargeError, ReceivedEvent, compiled
-from eventpump.amqp import receiver
+from eventpump.amqp import forms
 from eventpump.amqp.connection import Connection, Messages
+from eventpump.amqp.forms import Form, form_of
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Data, Message
 from eventpump.amqp.performatives import Transfer, decode_performative
-from eventpump.amqp.receiver import Form, Reassembly, form_of
+from eventpump.amqp.receiver import Reassembly
 from eventpump.amqp.session import Session
 from eventpump.amqp.types import Char, Decimal32, Float, Int, Symbol, Timestamp, UByte, UInt, ULong
 from eventpump.consumer.link.feed import FeedCursor, PartitionFeed
@@ -157,7 +158,7 @@ def test_run_is_that_of_the_reference(cases: Cases) -> None:
         room = random.choice((5, 2048, 1, 0, -1))
         found, expected = [b"before"], [b"before"]
         end = core.take_run(form, data, pos, largest, room, found)
-        assert end == receiver.take_run_in_python(form, data, pos, largest, room, expected), seed
+        assert end == forms.take_run_in_python(form, data, pos, largest, room, expected), seed
         assert found == expected, seed
         taken += len(found) - 1
     assert taken > 300

@@ -211,7 +211,12 @@ class MemberFeed:
         return events
 
     def _note_taken(self, events: Sequence[ReceivedEvent]) -> None:
-        self._taken = _last_of(events) or self._taken
+        last = events[-1]
+        try:
+            last.sequence_number  # noqa: B018 - whether it can be read is the question
+            self._taken = last
+        except EventError:
+            self._taken = _last_of(events) or self._taken
 
     _take = take
     """What the compiled core does not do."""
