@@ -537,6 +537,42 @@ async def test_pipelined_frames_wait_for_a_late_sasl_outcome() -> None:
     assert handler.engine.is_open
 
 
+async def test_read_that_empties_the_socket_may_be_the_last_for_a_while() -> None:
+    """Nothing is read for as long as the owner says, unless an answer is awaited when something is written."""
+    protocol, transport, handler = serve(idle_timeout=30.0)
+    seconds = 0.5
+    protocol.hold_for = lambda: seconds
+    protocol.data_received(EMPTY_FRAME)
+    assert not transport.reading.is_set()
+    await asyncio.sleep(0.4)
+    assert not transport.reading.is_set()
+    protocol.flush()  # nothing is awaited
+    assert not transport.reading.is_set()
+    await asyncio.sleep(0.2)
+    assert transport.reading.is_set()
+    protocol.data_received(EMPTY_FRAME)
+    seconds = 0.0
+    protocol.flush()
+    assert transport.reading.is_set()
+    protocol.data_received(EMPTY_FRAME)
+    assert transport.reading.is_set()
+    # The loop was blocked for longer than the peer may be silent: what has come meanwhile is read first.
+    seconds = 0.5
+    protocol.data_received(EMPTY_FRAME)
+    VirtualClock().block(40)
+    await asyncio.sleep(0.1)
+    assert transport.reading.is_set()
+    assert not handler.closed
+    # A large read is not the last one of what has come: the beginning of a frame of 128 KiB.
+    protocol.data_received(b"\x00\x02\x00\x00\x02\x00\x00\x00" + bytes(64 * 1024))
+    assert transport.reading.is_set()
+    protocol.data_received(bytes(10))
+    assert not transport.reading.is_set()
+    protocol.abort()
+    await protocol.wait_closed()
+    assert protocol.hold_for is None
+
+
 async def test_flush_soon_writes_once_after_the_turn() -> None:
     """What is queued in one turn of the loop goes out in one write, after the turn."""
     protocol, transport, _ = serve()
