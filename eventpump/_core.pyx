@@ -2524,9 +2524,11 @@ cdef class PlainFeed:
         cdef PlainFacts facts = self.facts
         if self._is_refusing or not batch:
             return
-        size = self._credit.count_batch(batch)
-        if self.account is not None and not self.account.count_arrived(size):
-            batch = self._kept_of(self.account, batch)
+        cdef PlainCredit window = self._credit
+        cdef PlainAccount account = self.account
+        size = window.count_batch(batch)
+        if account is not None and not account.count_arrived(size):
+            batch = self._kept_of(account, batch)
             if not batch:
                 return
             size = sum(map(len, batch))
@@ -2609,10 +2611,9 @@ cdef class PlainFeedCursor:
         cdef PlainCache cache = self._cache
         cdef PlainFeed feed = self._feed
         cdef int64_t held = cache.count, in_hand = cache.in_hand
-        if isinstance(self._cursor, PlainCursor):
-            messages = (<PlainCursor>self._cursor).batch(limit)
-        else:
-            messages = self._cursor.read(limit)
+        # A local each, here and below: what is called may replace the attribute, and the object has to outlive the call.
+        cursor = self._cursor
+        messages = (<PlainCursor>cursor).batch(limit) if isinstance(cursor, PlainCursor) else cursor.read(limit)
         if cache.count < held:
             # Of several cursors only the last one to read makes room in the cache.
             feed.adjust()
@@ -2629,7 +2630,8 @@ cdef class PlainFeedCursor:
         cdef PlainCache cache = self._cache
         cdef PlainFeed feed = self._feed
         cdef int64_t in_hand = cache.in_hand
-        if not ((<PlainCursor>self._cursor).is_settled() if isinstance(self._cursor, PlainCursor) else self._cursor.settle()):
+        cursor = self._cursor
+        if not ((<PlainCursor>cursor).is_settled() if isinstance(cursor, PlainCursor) else cursor.settle()):
             return False
         if cache.in_hand != in_hand:
             feed.count_processed()
@@ -2694,12 +2696,13 @@ cdef class PlainMember:
 
     def take(self, limit):
         """Take what is there, at most `limit` events; empty where nothing is. What was taken before is processed."""
+        cursor = self._cursor
         if (
             self._unprocessed is not None or self.selection is not None or self._skip_below is not None
-            or self.has_own_link or not isinstance(self._cursor, PlainFeedCursor)
+            or self.has_own_link or not isinstance(cursor, PlainFeedCursor)
         ):
             return self._take(limit)
-        events = (<PlainFeedCursor>self._cursor).taken(limit)
+        events = (<PlainFeedCursor>cursor).taken(limit)
         if not events:
             return events
         last = events[len(events) - 1]
@@ -2710,11 +2713,14 @@ cdef class PlainMember:
         shared = self._shared
         if shared.is_shared and (shared.is_watching or (self._feed is not None and self._feed.is_filling)):
             shared.observe()
+            if self.has_own_link:  # since then
+                shared.rejoin(self)
         return events
 
     def processed(self):
         """Record that what was taken is processed, as the next `take` does, if there is nothing to take."""
+        cursor = self._cursor
         return (
-            isinstance(self._cursor, PlainFeedCursor) and self.selection is None and not self.has_own_link
-            and (<PlainFeedCursor>self._cursor).is_settled()
+            isinstance(cursor, PlainFeedCursor) and self.selection is None and not self.has_own_link
+            and (<PlainFeedCursor>cursor).is_settled()
         )

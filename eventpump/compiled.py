@@ -57,7 +57,7 @@ def _copied_alike(reference: type) -> None:
 
     The interpreter does not know the attributes of the part that is compiled.
     """
-    slots = _slots_of(reference)
+    slots = [each for each in _slots_of(reference) if each != "__weakref__"]
 
     def state(self: object) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         found = object.__getstate__(self)

@@ -1590,20 +1590,69 @@ def test_connection_whose_parts_are_replaced_receives_nothing_else(value: object
             pair.server.receive(transfer)
 
 
+def _member(shared: object) -> tuple[MemberFeed, PartitionFeed[ReceivedEvent]]:
+    """Return what a subscription reads, and the feed that it reads from."""
+    hub = FakeHub(partitions=1)
+    spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest())
+    settings, budget, wrap = FeedSettings(hub=hub.name), BufferBudget(4000, 4000), partial(received_events, None)
+    feed = PartitionFeed(FakeTransport(hub), spec, settings, wrap=wrap, rng=Random(1), budget=budget)
+    member: MemberFeed = MemberFeed.__new__(MemberFeed)
+    parts = {"_cursor": feed.cursor(), "_feed": feed, "_shared": shared, "has_own_link": False}
+    for name, value in (parts | dict.fromkeys(("_unprocessed", "_skip_below", "_taken", "selection"))).items():
+        setattr(member, name, value)
+    return member, feed
+
+
 @pytest.mark.parametrize("value", [None, [], {}, (), 0.5], ids=repr)
 async def test_member_whose_parts_are_replaced_takes_nothing_else(value: object) -> None:
     """Likewise: of what a subscription reads, and of the feed that it reads."""
-    hub, wrap = FakeHub(partitions=1), partial(received_events, None)
     names = ("_cursor", "_feed", "_shared", "_skip_below", "_taken", "_unprocessed", "selection", "has_own_link")
     for name in (*names, "facts", "account", "_cache", "_credit", "_cursors", "_kept", "_plain", "_streams", "now"):
-        member: MemberFeed = MemberFeed.__new__(MemberFeed)
-        spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest())
-        settings, budget = FeedSettings(hub=hub.name), BufferBudget(4000, 4000)
-        feed = PartitionFeed(FakeTransport(hub), spec, settings, wrap=wrap, rng=Random(1), budget=budget)
-        member._cursor, member._feed = feed.cursor(), feed
-        member._shared = cast("Any", SimpleNamespace(is_shared=False, is_watching=False))
+        member, feed = _member(SimpleNamespace(is_shared=False, is_watching=False))
         with suppress(TypeError, AttributeError):
             setattr(member if name in names else feed, name, value)
         for call in (lambda: feed.messages([b"x"]), lambda: member.take(5), lambda: member.processed()):  # noqa: B023
             with suppress(AttributeError, TypeError, IndexError, KeyError, AssertionError):
                 call()
+
+
+@pytest.mark.parametrize("how", ["take", "_take"])
+async def test_member_that_gets_a_link_of_its_own_as_it_reads_looks_for_the_others_at_once(how: str) -> None:
+    """It is found to hold them back by what it has read just now."""
+    called: list[str] = []
+
+    def observe() -> None:
+        called.append("observe")
+        member.has_own_link = True
+
+    shared = SimpleNamespace(
+        is_shared=True, is_watching=True, observe=observe, rejoin=lambda _: called.append("rejoin")
+    )
+    member, feed = _member(shared)
+    feed.messages([SOUND])
+    assert [each.raw for each in getattr(member, how)(5)] == [SOUND]
+    assert called == ["observe", "rejoin"]
+
+
+async def test_member_whose_cursor_is_replaced_while_it_takes_has_taken() -> None:
+    """What is called within the call may do so: the cursor lives as long as it is read."""
+    member, feed = _member(SimpleNamespace(is_shared=False))
+
+    class Limit(int):
+        def __index__(self) -> int:
+            for owner, name, value in ((member, "_cursor", None), (feed, "_cursors", ()), (feed, "_plain", ())):
+                setattr(owner, name, value)
+            return 5
+
+    for limit in (Limit(5), 5):
+        feed.messages([SOUND])
+        with suppress(TypeError):
+            member.take(limit)
+    gc.collect()
+
+
+def test_link_is_copied() -> None:
+    """As every other object: a slot for weak references is no state."""
+    pair = Pair().open()
+    link, _ = pair.link(pair.session()[0], is_receiver=True)
+    assert copy.copy(link).name == link.name

@@ -370,7 +370,7 @@ class HandlerRunner:
                 self._batch = None
             begun.hand.ended()
             call.work = None
-        del self._calls[call]
+        self._calls.pop(call, None)
         if call.is_late or call.task.cancelling():
             await self.take_cancellation_back()
         if raised is None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
-from eventpump.consumer.calls.handler import BegunCall, Call, HandlerRunner, has_place
+from eventpump.consumer.calls.handler import BegunCall, Call, HandlerRunner, InHand, has_place
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.parts import PumpParts
 from eventpump.consumer.pump.steps import Steps
@@ -155,7 +155,10 @@ class SerialDispatch:
         if self._loop_gate.ledger.is_watching or not self._ownership.may_deliver():
             return False
         last, is_replay = _last_of(events), partition.replayed.is_running
-        self._begun = self._begin(partition, events, last, is_replay=is_replay)
+        try:
+            self._begun = self._begin(partition, events, last, is_replay=is_replay)
+        except Exception as error:  # of the processor, before it was called: it is for `deliver`, as one of the call
+            self._begun = BegunCall(InHand(), error=error)
         if self._begun is not None:
             return False
         self._passed(partition, events, last, is_replay=is_replay)

@@ -68,6 +68,28 @@ async def test_what_comes_once_the_lease_has_run_out_is_not_delivered(monkeypatc
         assert [each.owner_level for each in fleet.record.deliveries] == [1, 1, 2]
 
 
+async def test_processor_whose_method_cannot_be_read_has_failed() -> None:
+    """As if the method had raised the error: the policy decides, and a later try delivers the batch."""
+    reads: list[int] = []
+
+    class Lazy(RecordingProcessor):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "process_events":
+                reads.append(1)
+                if len(reads) in (3, 4):
+                    raise ConnectionError("what it is made of is not there")
+            return super().__getattribute__(name)
+
+    async with stocked() as fleet:
+        await fleet.start("a", Lazy(fleet.record), handler_retry=RetryOptions(base_delay=0.1, max_delay=0.1))
+        await asyncio.sleep(5)
+        reads.clear()
+        await _come(fleet, 5)
+        assert fleet.record.numbers("0") == [0, 1, 2, 3, 4]
+        assert [type(each.error) for each in fleet.reported("a", ProcessorFailed)] == [ConnectionError] * 2
+        assert not fleet.reported("a", PumpClosed)
+
+
 async def test_handlers_run_in_the_task_and_the_context_of_their_pump() -> None:
     """In the first step and later, in each call: context variables last from one to the next."""
     tasks: set[Any] = set()
