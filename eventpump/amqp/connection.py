@@ -329,6 +329,7 @@ class Connection:
     """
 
     __slots__ = (
+        "__weakref__",
         "_events",
         "_forms",
         "_frames",
